@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: the whole table, or the figures named by --only, in one interleaved run."""
+"""`python -m benchmarks` measures all figures of the table, or the figures named by --only, in one interleaved run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from slipstream.tokens.text import load_tokenizer
 MEMORY_REPEATS = 3
 
 ROWS = {"plain": "float32", "int8": "int8"}
-"""Contender whose target's rows are timed -> name of the series."""
+"""Contenders for whose target passes over 1 and 8 rows are timed, with the name of the series of measurements."""
 
 
 def arguments() -> argparse.Namespace:
@@ -44,7 +44,7 @@ def arguments() -> argparse.Namespace:
 
 
 def wanted(figures: list[str]) -> list[str]:
-    """The contenders that the figures need, in the order of `CONTENDERS`."""
+    """Return the contenders that the figures need, in the order of `CONTENDERS`."""
     names = {end.split("_", 1)[1] if end.startswith(("outside_", "step_")) else end
              for key in figures for end in (FIGURES[key].top, FIGURES[key].bottom)}  # fmt: skip
     if "ngram_edit" in names:
@@ -54,7 +54,7 @@ def wanted(figures: list[str]) -> list[str]:
 
 
 def run(session: Session, figures: list[str], prompts: Prompts, spare: Prompts, rounds: int, minutes: float) -> None:
-    """Everything that is measured, into the session."""
+    """Measure everything that the figures need. The session receives the measurements."""
     deadline = monotonic() + 60 * minutes
     ends = {end for key in figures for end in (FIGURES[key].top, FIGURES[key].bottom)}
     extra = [model for model, name in ROWS.items() if f"rows1_{name}" in ends]
@@ -91,7 +91,7 @@ def main() -> int:
             results = assemble(session, figures, prompts, source)
         finally:
             session.close()
-    source["neighbours"] = neighbours.share()  # now that every child has been waited for
+    source["neighbours"] = neighbours.share()  # after all child processes have ended
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "bench.json").write_text(json.dumps(results, indent=1) + "\n")
     (options.out / "bench.md").write_text(markdown(results))

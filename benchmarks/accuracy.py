@@ -1,8 +1,8 @@
-"""`python -m benchmarks.accuracy`: how much the native executor's quantisations change the embedded target's
+"""`python -m benchmarks.accuracy` measures how much the native executor's quantisations change the embedded target's
 distribution.
 
-Every embedded prompt is run once by the torch executor in float64 and once with each setting; each token gives a row.
-The results are in `docs/exactness.md`.
+Every embedded prompt is run once by the torch executor in float64 and once with each setting. Each token gives one row
+of logits to compare. The results are in `docs/exactness.md`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def prompts() -> list[list[int]]:
 
 
 def logits(target: Target, tokens: list[int]) -> Tensor:
-    """float64 [len(tokens), V]"""
+    """Return the logits after each token, float64 [len(tokens), V]."""
     seq = Sequence(tokens[:1])
     logits = target.run([seq], Draft.chains([tokens[1:]])).logits.double().clone()
     target.release(seq.id)
@@ -47,7 +47,8 @@ def logits(target: Target, tokens: list[int]) -> Tensor:
 
 
 def divergences(want: Tensor, computed: Tensor) -> tuple[Tensor, Tensor]:
-    """Of logits [n, V]: KL divergence of each row in nats [n], and whether its argmax is the same [n]."""
+    """Compare two arrays of logits [n, V]. Returns the KL divergence of each row in nats, [n], and whether the argmax
+    of the row is the same, [n]."""
     p, q = want.double().log_softmax(-1), computed.double().log_softmax(-1)
     return (p.exp() * (p - q)).sum(-1), want.argmax(-1) == computed.argmax(-1)
 

@@ -1,9 +1,10 @@
-"""How often a draft model foresees all beams of the next step: whether speculation could save steps of a beam search.
+"""Measures how often a draft model predicts all beams of the next step, which decides whether speculation could save
+steps of a beam search.
 
     python -m benchmarks.beam_coverage
 
-The embedded target searches its code prompts. In each step the draft model ranks the continuations of the running
-texts, as the target does. A drafted step could be taken only if all texts that run on were drafted.
+The embedded target runs a beam search on its code prompts. In each step the draft model ranks the continuations of the
+running beams, as the target does. A drafted step could be used only if all beams of the next step were drafted.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from slipstream.core.sequence import Sequence
 from slipstream.engine.beams import Beams
 
 PROMPTS, TOKENS, NODES = 8, 24, (1, 2, 4)
-"""Prompts; most output tokens; drafted continuations for each beam."""
+"""Number of prompts, most output tokens, and numbers of drafted continuations for each beam."""
 
 
 def logits(llm: LLM, texts: list[list[int]]) -> Tensor:
-    """Logits [B, V] after each text."""
+    """Return the logits [B, V] after each text."""
     seqs = [Sequence(text) for text in texts]
     logits = llm.target.run(seqs, Draft.empty(len(seqs))).logits.clone()
     for seq in seqs:

@@ -1,9 +1,9 @@
-"""`python -m benchmarks.choose_prompts`: prompts whose outputs do not loop, chosen before any speed is measured.
+"""`python -m benchmarks.choose_prompts` chooses prompts whose outputs do not loop, before any speed is measured.
 
-The target decodes each candidate plainly and greedily. A prompt qualifies if no end of its output repeats exactly with
-some period (see `slipstream.measure.loops`), because a loop is easy to draft and says little about other text.
-Candidates are the embedded held-out prompts and, for code, JSON lines of other files with a "prompt". Chosen texts of
-such files are written to the output folder only, which must not be tracked by git.
+The target decodes each candidate plainly and greedily. A prompt qualifies if the end of its output does not repeat
+exactly with some period (see `slipstream.measure.loops`), because a loop is easy to draft and says little about other
+text. Candidates are the embedded held-out prompts and, for code, other files of JSON lines with a "prompt". Chosen
+prompts from other files are written only to the output folder, which must not be tracked by git.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from slipstream.measure.provenance import commit, digest, model, now, public
 
 EMBEDDED = ROOT / "slipstream" / "zoo" / "prompts"
 CONTEXT = 1024
-"""Prompt and output must fit into this many tokens, because some contenders get no more."""
+"""Prompt and output must fit into this many tokens, which is the context of some contenders."""
 
 CRITERION = (
     "the target's greedy output of {} tokens (edits: at most as many as the known answer has) has no exactly periodic "
@@ -39,7 +39,7 @@ Decode = Callable[[Prompt], Seq[int]]
 
 @dataclass
 class Candidates:
-    """The candidates of one file: those that qualify, in the order of the file, and how many did not."""
+    """The candidates of one file: the prompts that qualify, in the order of the file, and how many do not qualify."""
 
     file: Path
     kept: list[Entry] = field(default_factory=list)
@@ -77,7 +77,7 @@ def untracked(folder: Path) -> bool:
 
 
 def examine(file: Path, kind: str, tokens: int, tokenizer: Any, decode: Decode) -> Candidates:
-    """Decode every prompt of a file."""
+    """Decode every prompt of a file, and return the candidates."""
     candidates = Candidates(file)
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         entry = json.loads(line)
@@ -98,10 +98,11 @@ def alternating(*lists: Seq[Entry]) -> list[Entry]:
 
 
 def choose(embedded: Seq[Entry], outside: Seq[Entry], edits: Seq[Entry], count: int) -> tuple[list[Entry], list[Entry]]:
-    """The lines of code.jsonl and edit.jsonl: those to measure, then `SPARE` more, on which draft lengths are chosen.
+    """Return the lines of code.jsonl and of edit.jsonl: the prompts to measure, then `SPARE` more prompts, on which
+    draft lengths are chosen.
 
-    Half of the measured prompts are edits and half are code, and half of the code is from outside; where one kind has
-    too few, the other has more. Within a kind the first of the file are taken.
+    Half of the measured prompts are edits and half are code, and half of the code prompts are from other files. If
+    there are too few prompts of a kind, there are more of the other kind. The first prompts of each file are taken.
     """
     edit_count = min(count // 2, len(edits) - SPARE)
     most = min(count - edit_count, len(embedded) + len(outside) - SPARE)
@@ -114,7 +115,7 @@ def choose(embedded: Seq[Entry], outside: Seq[Entry], edits: Seq[Entry], count: 
 
 
 def main(words: list[str] | None = None) -> int:
-    """Choose, write, and print what was chosen. 1 if fewer prompts qualify than were asked for."""
+    """Choose prompts, write them, and print how many were chosen. Returns 1 if fewer prompts qualify than requested."""
     options = arguments(words)
     if not untracked(options.out):
         raise SystemExit(

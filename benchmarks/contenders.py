@@ -1,4 +1,4 @@
-"""The contenders: each is a way of decoding, run by a worker process, on one set of prompts."""
+"""The contenders. A contender is an engine with a way of decoding, run by a worker process on one set of prompts."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Contender:
     model    name under which the worker loaded it (see `loads`).
     prompts  set of prompts: "code" asks for a continuation, "edit" for an edit of a given text.
     lengths  draft lengths among which the fastest is chosen, on prompts that are not measured.
-    same_k   instead: uses the draft length that was chosen for this contender.
-    draft_tokens  instead: this draft length.
-    exact    False if weights or arithmetic differ from the others', so that its text may differ, too.
-    note     what readers of the table must know about this row.
+    same_k   instead of `lengths`: another contender, whose chosen draft length is used.
+    draft_tokens  instead of `lengths`: a fixed draft length.
+    exact    False if weights or arithmetic differ from the other contenders', so that the output may differ, too.
+    note     remark about this row for readers of the table.
     bits     accuracy class: 16 if weights are stored in 16 or 32 bits, else 8 or 4.
     mode     how it decodes: "plain", "draft model" or "lookup".
     """
@@ -67,7 +67,7 @@ class WorkerKind:
 
 
 def interpreter(environment: str) -> Path:
-    """Python of a peer's environment, a folder of the repository."""
+    """Return the Python interpreter of an engine's environment, which is a folder of the repository."""
     return ROOT / environment / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
 
 
@@ -76,7 +76,7 @@ WORKERS = {
     "transformers": WorkerKind("benchmarks.peers.transformers_peer"),
     "genai": WorkerKind("benchmarks.peers.genai_peer", interpreter(".venv-peers"), "peer-genai"),
     "llamacpp": WorkerKind("benchmarks.peers.llamacpp_peer", interpreter(".venv-peer-llamacpp"), "peer-llamacpp"),
-    **{  # vLLM keeps state for the whole process, so each of its engines has one
+    **{  # vLLM has global state, so each of its engines runs in its own process
         name: WorkerKind("benchmarks.peers.vllm_peer", interpreter(".venv-vllm"), "vllm")
         for name in ("vllm", "vllm_draft", "vllm_ngram")
     },
@@ -84,17 +84,17 @@ WORKERS = {
 
 
 LLAMACPP = ("F32", "F16", "Q8_0")
-"""Formats in which llama.cpp decodes with a draft model and with prompt lookup, too."""
+"""Weight formats in which llama.cpp also decodes with a draft model and with prompt lookup."""
 GENAI: dict[str, dict[str, Any]] = {
     f"{precision}{'' if float32 else '_fast'}": {"precision": precision, "float32": float32}
     for precision in ("fp16", "int8")
     for float32 in (True, False)
 }
-"""OpenVINO GenAI's further exports, computed in float32 and in the precision that the pipeline chooses by itself."""
+"""Further exports of OpenVINO GenAI. Each runs in float32, and in the precision that the pipeline chooses."""
 
 
 def loads(target: str, draft: str) -> dict[tuple[str, str], dict[str, Any]]:
-    """(worker, model) -> arguments of the worker's `load`, for every model that a contender may want."""
+    """Return the arguments of the worker's `load` by (worker, model), for every model that a contender may use."""
     return {
         ("slipstream", "plain"): {"target": target},
         ("slipstream", "draft"): {"target": target, "draft": draft},

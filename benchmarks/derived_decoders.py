@@ -1,11 +1,12 @@
-"""Decoders of other kinds that write the text of the embedded target: a mixture of experts and a hybrid.
+"""Makes decoders of other kinds that write the same text as the embedded target: a mixture of experts and a hybrid.
 
-Their weights are derived as they are packed, so nothing is kept in files. The text is that of the embedded target, so
-drafts mean something; a pass reads and computes what a model of the kind does.
+Their weights are derived while they are packed, so nothing is stored in files. They write the embedded target's text,
+so acceptance rates are realistic. A pass reads and computes as much as a pass of a real model of this kind.
 
-mixture  128 experts a layer, 8 of them a token, as Qwen3-30B-A3B. Every expert is a copy of the MLP, in memory of its
-         own, and the weights of the chosen ones add up to 1. The router is random, so tokens choose independently.
-hybrid   before each layer three of Mamba-2, as Granite 4 has them, whose outputs are zero.
+mixture  128 experts per layer, 8 of them per token, as in Qwen3-30B-A3B. Every expert is a copy of the MLP in memory of
+         its own, and the weights of the chosen experts add up to 1. The router is random, so tokens choose experts
+         independently.
+hybrid   three layers of Mamba-2 before each layer, as in Granite 4; their outputs are zero.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from slipstream.checkpoints.weights import Weights
 from slipstream.targets.decoder import Decoder
 
 TIMES = 2
-"""Times the width of the embedded target."""
+"""Factor by which the decoders are wider than the embedded target."""
 EXPERTS, CHOSEN, BETWEEN = 128, 8, 3
 CONTEXT = 8192
-"""Positions are rotary, so prompts may be longer than in training."""
+"""Context of the decoders. Positions are rotary, so prompts may be longer than in training."""
 SHARED = (
     "vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps",
     "tie_word_embeddings", "rope_theta", "rope_parameters", "eos_token_id",
@@ -42,7 +43,7 @@ SHARED = (
 
 
 def derived_decoder(kind: str, bits: int, threads: int, files: Path) -> Decoder:
-    """Make a decoder of this kind, "mixture" or "hybrid". files: where the widened target is kept."""
+    """Make a decoder of this kind, "mixture" or "hybrid". files: folder in which the widened target is stored."""
     source = files / f"embedded-{TIMES}x"
     if not source.exists():
         wider(source, zoo.target_dir(), TIMES)
@@ -57,11 +58,11 @@ def derived_decoder(kind: str, bits: int, threads: int, files: Path) -> Decoder:
 
 
 class DerivedWeights(Weights):
-    """Weights that are parts of other ones, zeros, or random numbers. A matrix that many others copy is made, and
-    rounded to 4 bits, once.
+    """Weights that are parts of other tensors, zeros, ones, or random numbers. A matrix that is used several times is
+    made, and rounded to 4 bits, only once.
 
-    find  name of a tensor -> name of the tensor in `tensors` that it is cut out of; or "zeros ..", "ones ..",
-          "random ..".
+    find  function from the name of a tensor to the tensor of `tensors` out of which it is cut, or to "zeros ..",
+          "ones ..", "random ..".
     """
 
     def __init__(self, config: DecoderConfig, tensors: dict[str, Tensor], find: Callable[[str], str], bits: int):
@@ -88,7 +89,7 @@ class DerivedWeights(Weights):
 
 
 def _mixture(layers: int, hidden: int, width: int) -> tuple[dict[str, Any], Callable[[str], str]]:
-    """Return keys of the configuration, and where each tensor comes from."""
+    """Return keys of the configuration, and the function `find` of `DerivedWeights`."""
 
     def find(name: str) -> str:
         if name.endswith("mlp.gate.weight"):

@@ -1,5 +1,5 @@
-"""Checkpoints made out of others, so that nothing is downloaded: larger ones that write the same text, and random
-weights."""
+"""Makes checkpoints from other checkpoints, so that nothing is downloaded: larger models that write the same text, and
+models with random weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight", "model.nor
 
 
 def deeper(folder: Path, source: Path, idle: int) -> Path:
-    """The Llama checkpoint `source` with so many more layers, whose outputs are zero. Texts are the same."""
+    """Write the Llama checkpoint `source` with `idle` further layers whose outputs are zero, so that it writes the same
+    text."""
     weights, config = _read(source)
     layers = config["num_hidden_layers"]
     first = {name: tensor for name, tensor in weights.items() if name.startswith("model.layers.0.")}
@@ -31,9 +32,9 @@ def deeper(folder: Path, source: Path, idle: int) -> Path:
 
 
 def wider(folder: Path, source: Path, times: int) -> Path:
-    """The Llama checkpoint `source` with so many times its width, heads and MLP, in float32. What is added is zeros, so
-    texts are the same: the residual stream keeps its numbers, and zeros after them. A norm divides by the mean of
-    `times` as many squares, which its weight and its epsilon undo."""
+    """Write the Llama checkpoint `source` with `times` its width, heads and MLP, in float32. The added weights are
+    zeros, so it writes the same text: the residual stream has the old numbers, followed by zeros. A norm divides by the
+    mean of `times` as many squares; its weight and epsilon are changed to compensate for this."""
     weights, config = _read(source)
     for name, tensor in weights.items():
         values = tensor.astype(np.float32)
@@ -51,11 +52,13 @@ def wider(folder: Path, source: Path, times: int) -> Path:
 
 
 TIMES, IDLE = 2, 4
-"""`larger` has twice the width of the embedded target and four layers more: 12 layers of width 768, 79M parameters."""
+"""`larger` makes a model with twice the width of the embedded target and four layers more: 12 layers of width 768, 79M
+parameters."""
 
 
 def larger(files: Path) -> Path:
-    """A target of 79M parameters that writes the text of the embedded one; made once, in the folder `files`."""
+    """Return a target of 79M parameters that writes the same text as the embedded target. It is made once, in the
+    folder `files`."""
     path = files / f"target-{TIMES}x-{IDLE}"
     if not path.exists():
         wide = files / f"target-{TIMES}x"
@@ -66,7 +69,7 @@ def larger(files: Path) -> Path:
 
 
 def random_weights(folder: Path, source: Path) -> Path:
-    """A checkpoint of the shape of `source` with random weights; its norms stay."""
+    """Write a checkpoint of the shape of `source` with random weights, except for its norms, which are copied."""
     weights, config = _read(source)
     rng = np.random.default_rng(0)
     drawn = {
@@ -77,7 +80,7 @@ def random_weights(folder: Path, source: Path) -> Path:
 
 
 def written(folder: Path, source: Path, weights: Mapping[str, NDArray[Any]], config: Mapping[str, Any]) -> Path:
-    """A new checkpoint with the tokenizer of `source`. Returns its folder."""
+    """Write a new checkpoint with the tokenizer of `source`. Returns its folder."""
     folder.mkdir(parents=True)
     for file in source.glob("tokenizer*"):
         shutil.copy(file, folder)

@@ -1,17 +1,19 @@
-"""Measure what a reduced draft vocabulary of an MTP layer gains and costs: the shapes of Qwen3.5-0.8B and Qwen3.5-4B
-with random weights in 4 bits, and the tokens of outside texts.
+"""Measures what a reduced draft vocabulary of an MTP layer gains and costs. Times are measured with the shapes of
+Qwen3.5-0.8B and Qwen3.5-4B and random weights in 4 bits; tokens are counted in texts of other data sets.
 
     python -m benchmarks.draft_vocabulary --data FOLDER [--rounds 30] [--draft 3] [--only Qwen3.5-0.8B]
 
 Gain: the time of a draft token, of a pass over one row (plain decoding) and of a pass over a draft and its pending
-token, interleaved. `break_even` is the share of draft tokens that must be accepted for a step with a draft to be as
-fast as plain decoding; `speed` is its speed over plain decoding at a share of 0.8. `may_miss` is the share of tokens
-that a cut may leave out before it is slower than the whole vocabulary, if acceptance falls from 0.8 by as much.
+token are measured interleaved. `break_even` is the acceptance rate at which a step with a draft is as fast as plain
+decoding. `speed` is the speed over plain decoding at an acceptance rate of 0.8. `may_miss` is the share of tokens that
+a reduced vocabulary may lack before it is slower than the complete vocabulary, if the acceptance rate falls from 0.8 by
+this share.
 
-A cut costs the tokens that cannot be drafted: their share is counted with SmolLM2's tokenizer, at the same shares of
-its vocabulary. FOLDER holds `spec_bench/question.jsonl` and `humaneval/HumanEval.jsonl`. Every second prompt is counted
-with the first ids, with the tokens that occur most in Slipstream's own source and documentation, with those that occur
-most in the other prompts, and with the first ids and all tokens that the text had before.
+Cost: tokens outside the reduced vocabulary cannot be drafted. Their share is counted with SmolLM2's tokenizer, for the
+same shares of its vocabulary. FOLDER has `spec_bench/question.jsonl` and `humaneval/HumanEval.jsonl`. Tokens are
+counted in every second prompt, for four vocabularies: the first ids; the most frequent tokens of Slipstream's own
+source and documentation; the most frequent tokens of the other prompts; and the first ids with all earlier tokens of
+the text.
 """
 
 from __future__ import annotations
@@ -42,17 +44,18 @@ from slipstream.tokens.text import load_tokenizer
 
 MODELS = ("Qwen3.5-0.8B", "Qwen3.5-4B")
 CUTS = (None, 65536, 32768, 8192)
-"""Ids that are drafted; None: all."""
+"""Sizes of the draft vocabulary; None: all ids."""
 PAST, ACCEPTED = 200, 0.8
 
 
 def tokens_per_step(accepted: float, draft: int) -> float:
-    """Expected tokens of a step whose draft tokens are each accepted with this probability."""
+    """Return the expected number of tokens per step if each draft token is accepted with the probability `accepted`."""
     return sum(accepted**i for i in range(draft + 1))
 
 
 def least_accepted(tokens: float, draft: int) -> float:
-    """The probability of acceptance at which a step has this many tokens; 1 if none is high enough."""
+    """Return the probability of acceptance at which a step yields `tokens` tokens; 1 if no probability is high
+    enough."""
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
@@ -61,11 +64,11 @@ def least_accepted(tokens: float, draft: int) -> float:
 
 
 Heads = dict[int | None, NativeMtp]
-"""Ids that are drafted -> an MTP layer that drafts them."""
+"""MTP layers by the size of their draft vocabulary."""
 
 
 def packed(shape: Mapping[str, Any], cuts: Seq[int | None] = CUTS) -> tuple[NativeExecutor, Heads]:
-    """A target of this shape, and its MTP layer for each cut."""
+    """Make a target of this shape, and its MTP layer with each size of the draft vocabulary."""
     executor = random_executor({"max_position_embeddings": 32768, **shape, "tie_word_embeddings": True})
     config, fmt = executor.config.mtp_layer(sparse=False), LoadSettings(quantize="int4").weight_format
     tables = executor.packed_tables
@@ -73,7 +76,8 @@ def packed(shape: Mapping[str, Any], cuts: Seq[int | None] = CUTS) -> tuple[Nati
 
 
 def times(executor: NativeExecutor, heads: Heads, rounds: int, draft: int) -> dict[str, Any]:
-    """Median seconds: of one row, of a draft's pass, and of a draft token for each cut."""
+    """Return median seconds of a pass over one row, of a pass over a draft, and of a draft token with each
+    vocabulary."""
     config, cuts = executor.config, tuple(heads)
     run(executor, 0, PAST)
     hidden = torch.randn(PAST + 1, config.hidden_size, generator=torch.Generator().manual_seed(1))
@@ -107,7 +111,7 @@ def times(executor: NativeExecutor, heads: Heads, rounds: int, draft: int) -> di
 
 
 def texts(data: Path) -> dict[str, list[str]]:
-    """The texts of each kind. Of code, also the solutions."""
+    """Return the texts of each kind. Texts of code include the solutions."""
     found: dict[str, list[str]] = {}
     for line in (data / "spec_bench" / "question.jsonl").read_text(encoding="utf-8").splitlines():
         each = json.loads(line)
@@ -122,7 +126,7 @@ KINDS = ("translation", "summarization", "qa", "math_reasoning", "rag")
 
 
 def missed(data: Path, shares: Iterable[float]) -> dict[str, Any]:
-    """Share of the tokens of the texts that the cuts of these shares of the vocabulary cannot draft."""
+    """Count the share of the texts' tokens that vocabularies with these shares of all ids cannot draft."""
     tokenizer = load_tokenizer(zoo.smollm2_file())
     files = [*ROOT.glob("docs/*.md"), *ROOT.glob("slipstream/**/*.py")]
     own = Counter(id_ for file in files for id_ in tokenizer.encode(file.read_text(encoding="utf-8")))
@@ -142,7 +146,7 @@ def missed(data: Path, shares: Iterable[float]) -> dict[str, Any]:
 
 
 def most_common(counts: Counter[int], size: int) -> set[int]:
-    """The ids with the largest counts; where fewer occur, the first others."""
+    """Return the `size` most frequent ids. If fewer ids occur, the first of the other ids are added."""
     chosen = {id_ for id_, _ in counts.most_common(size)}
     rest = (id_ for id_ in range(max(counts) + size) if id_ not in chosen)
     while len(chosen) < size:

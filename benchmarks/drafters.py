@@ -1,8 +1,8 @@
-"""`python -m benchmarks.drafters`: every way to draft, on the embedded target, in one interleaved run.
+"""`python -m benchmarks.drafters` measures every drafter on the embedded target, interleaved with plain decoding.
 
-Three runs, each with its own plain decoding: code and edit prompts (greedy and sampled), random tokens (each drafter
-with chosen draft lengths), and HumanEval if its file is given. With `--runs` only the named runs are repeated; the
-others are kept from the earlier results.
+There are three runs: code and edit prompts (greedy and sampled), random tokens (each drafter with chosen draft
+lengths), and HumanEval if its file is given. With `--runs` only the named runs are repeated; the results of other runs
+are kept.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ SINGLES = (
     *LOOKUPS, "lookahead", "model", "model int8",
     "medusa", "eagle3", "eagle3 int8", "eagle3 tree", "layerskip",
 )  # fmt: skip
-"""Labels of the drafters that a hybrid is compared with."""
+"""Labels of the drafters with which the hybrid is compared."""
 HYBRID = "suffix+model"
-"""The hybrid that is compared with them, at both temperatures: a lookup before the draft model."""
+"""The hybrid that is compared with the single drafters at both temperatures: suffix lookup, then the draft model."""
 RUNS = {"mix": "Code and edits", "random": "Random tokens, with chosen draft lengths", "humaneval": "HumanEval"}
 SURE = {"suffix": 6, "ngram": 4}
-"""Shortest match that overrides the draft model. Longer n-gram matches are rare."""
+"""For each lookup of a hybrid, the shortest match that is preferred to the draft model."""
 
 
 @functools.cache
 def draft(quantize: str | None) -> Target:
-    """The embedded draft model. In int8 its draft tokens are as good and it is read faster; the text is the target's
-    anyway. It is so small that one thread may be faster than several, so it chooses."""
+    """Load the embedded draft model. In int8 it is faster and its draft tokens are as good. The number of threads is
+    not fixed, because for such a small model one thread may be faster than several."""
     return as_target(zoo.draft_dir(), threads=None if quantize else THREADS, quantize=quantize)
 
 
 def contenders(only: Seq[str] = ()) -> list[Contender]:
-    """The drafters with good settings for the embedded target on a CPU; those without an embedded head are left out.
-    `only`: labels."""
+    """Return the drafters, with good settings for the embedded target on a CPU. Drafters whose head is not shipped are
+    left out. only: labels of the drafters to return; empty: all."""
     int8 = ("model", {"model": draft("int8")})
     drafters = [
         *(Contender(name, name, 16) for name in LOOKUPS),
@@ -81,7 +81,7 @@ def contenders(only: Seq[str] = ()) -> list[Contender]:
 
 
 def controlled(only: Seq[str] = ()) -> list[Contender]:
-    """Each single drafter with draft lengths that are chosen in each step, down to none."""
+    """Return each single drafter with draft lengths that are chosen in each step and may be zero."""
     return [replace(c, adaptive=True) for c in contenders(only) if c.label in SINGLES]
 
 
@@ -90,7 +90,7 @@ def shipped(kind: str) -> bool:
 
 
 def random_prompts(llm: LLM, count: int, length: int = 96) -> PromptSet:
-    """Uniformly random tokens: text without repetition that no drafter has learnt."""
+    """Make prompts of uniformly random tokens, which do not repeat and which no drafter has learnt."""
     rng = np.random.default_rng(0)
     rows = rng.integers(8, llm.target.vocab_size, (count, length)).tolist()
     return PromptSet("random tokens", [Prompt(row, "random", f"random {i}") for i, row in enumerate(rows)], "seed 0")
@@ -134,7 +134,7 @@ def measure(options: argparse.Namespace) -> dict[str, Result]:
 
 
 def kept(run: dict[str, Any]) -> Result:
-    """A run of earlier results."""
+    """Convert a run of earlier results."""
     return Result(**{name: run[name] for name in ("kind", "settings", "provenance", "data", "warnings", "complete")})
 
 
@@ -149,7 +149,7 @@ def speed(arm: Arm, category: str | None = None) -> float:
 
 
 def figures(results: dict[str, Result]) -> list[dict[str, Any]]:
-    """The figures to reach, next to the measured ones."""
+    """Return the figures with the values to reach and the measured values."""
     greedy = arms_of(results["mix"], 0.0)
     rows = []
 

@@ -1,4 +1,4 @@
-"""The figures of the table: what is measured, which value must be reached, and how it is computed."""
+"""The figures of the table: what each figure measures, which value it must reach, and how it is computed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from slipstream.measure.estimates import estimate_ratio
 
 @dataclass(frozen=True)
 class Figure:
-    """One row: the typical `top` over the typical `bottom`.
+    """One row of the table: the typical value of series `top` divided by the typical value of series `bottom`.
 
-    reach    the value to reach: at least, or at most if `at_most`.
+    reach    lower bound of the figure, or upper bound if `at_most`.
     top, bottom  the two series that are divided: contenders (their seconds) or further series (see `session`).
     share    printed as a percentage.
     """
@@ -34,12 +34,12 @@ class Figure:
         return value <= self.reach if self.at_most else value >= self.reach
 
     def show(self, value: float) -> str:
-        """A measured value, never rounded to the other side of the value to reach."""
+        """Format a measured value, never rounded to the other side of `reach`."""
         return beside(100 * value, 100 * self.reach, 1, " %") if self.share else beside(value, self.reach, unit="x")
 
     @staticmethod
     def of(row: Mapping[str, Any]) -> Figure:
-        """Describes how a row of `judge` is shown."""
+        """Make the figure that formats a row returned by `judge`."""
         return Figure(row["figure"], row["reach"], "", "", row["at_most"], row["share"])
 
     @property
@@ -84,10 +84,10 @@ FIGURES = {
 def judge(
     key: str, series: dict[str, Any], skipped: dict[str, str], table: Mapping[str, Figure] = FIGURES
 ) -> dict[str, Any]:
-    """The row of figure `key` of a table.
+    """Return the row of figure `key` of a table.
 
-    series   name -> numbers, [prompts, rounds] or [rounds]: seconds of every contender, and whatever else was measured.
-    skipped  name -> why it was not measured.
+    series   measurements by name, [prompts, rounds] or [rounds]: seconds of every contender, and other measurements.
+    skipped  reasons, by name, why something was not measured.
     """
     figure = table[key]
     row: dict[str, Any] = {"key": key, "figure": figure.text, "reach": figure.reach, "at_most": figure.at_most}
@@ -102,13 +102,13 @@ def judge(
 
 
 def spread(samples: ArrayLike) -> dict[str, float]:
-    """Median and quartiles."""
+    """Return median and quartiles."""
     q1, q2, q3 = np.percentile(np.asarray(samples, float), [25, 50, 75])
     return {"median": float(q2), "q1": float(q1), "q3": float(q3)}
 
 
 def agreement(texts: list[list[int]], references: list[list[int]]) -> dict[str, Any]:
-    """Compares two lists of outputs, prompt by prompt.
+    """Compare two lists of outputs, prompt by prompt.
 
     identical: share of the prompts with equal outputs. divergences: for each other prompt, its index and the index of
     the first token that differs (or the length of the shorter output).

@@ -1,10 +1,10 @@
-"""`python -m benchmarks.architectures`: every causal architecture of the installed transformers, as a tiny model.
+"""`python -m benchmarks.architectures` tries every causal architecture of the installed transformers, as a tiny model.
 
-    python -m benchmarks.architectures                    # all of them, and the table in docs/support.md
-    python -m benchmarks.architectures bloom gemma4_text  # these, printed
+    python -m benchmarks.architectures                    # all architectures; writes the table in docs/support.md
+    python -m benchmarks.architectures bloom gemma4_text  # only these two; prints the results
 
-Each is a process of its own with limited memory and time. The exit code is 1 if a text differs from that of `generate`,
-or if an error is not one of Slipstream's own.
+Each architecture runs in its own process with limited memory and time. The exit code is 1 if an output differs from the
+output of `generate`, or if an error is not one of Slipstream's own.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from benchmarks.architectures.table import PAGE, replaced
 from benchmarks.architectures.worker import CRASHED, DIFFERS, Found, confine, tried
 
 SECONDS = 120
-"""Most time of one architecture."""
+"""Time limit of one architecture."""
 
 
 def names() -> list[str]:
-    """The `model_type` of every causal language model."""
+    """Return the `model_type` of every causal language model of transformers."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
@@ -35,7 +35,7 @@ def _in_child(model_type: str, to: Any) -> None:
 
 
 def apart(model_type: str) -> Found:
-    """`tried` in a process of its own, which has all modules already."""
+    """Call `tried` in a new process, which is forked and so has imported all modules already."""
     fork = multiprocessing.get_context("fork")
     receiver, its = fork.Pipe(duplex=False)
     child = fork.Process(target=_in_child, args=(model_type, its), daemon=True)

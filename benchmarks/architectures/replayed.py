@@ -1,4 +1,4 @@
-"""A drafter whose acceptance rate is given: it drafts from known continuations, and makes some draft tokens wrong."""
+"""A drafter with a given acceptance rate: it drafts from known continuations, and makes some draft tokens wrong."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from slipstream.core.target import TargetOut
 
 
 class Replayed:
-    """continuations: prompt or source -> the tokens that follow it; nothing is drafted for an unknown prompt.
-    rate: probability that a draft token is that of the continuation; a wrong one is that plus one, modulo `vocab_size`.
+    """continuations: the tokens that follow each prompt or source. Nothing is drafted for an unknown prompt.
+    rate: probability that a draft token is the token of the continuation. Otherwise it is this token plus one, modulo
+    `vocab_size`.
 
-    Draft tokens are made wrong independently of the random numbers of verification, so q is None: a point mass.
+    Which draft tokens are wrong does not depend on the random numbers of verification, so every draft token is a point
+    mass, and q is None.
     """
 
     name = "replayed"

@@ -25,16 +25,16 @@ EXTERNAL = {
     "GPTQ": "tried by hand: its library, gptqmodel 7.7, asks for PyTorch 2.14",
     "AWQ": "not tried: its library, gptqmodel 7.7, asks for PyTorch 2.14",
 }
-"""Quantisations that transformers loads, and whether a test does."""
+"""Quantisations that transformers loads, and whether they are tested."""
 FAILS = "fails the trial at load: logits of a text change when more text follows"
-"""Of Jamba, in transformers itself, on a CPU."""
+"""What happens with Jamba in transformers on a CPU."""
 
 
 IN_FILES = ("F32", "F16", "Q8_0", "Q4_K_M and others")
 """Quantisations of GGUF files."""
 
 HEADING = "\n## "
-"""What follows it is not made here."""
+"""From the first such heading on, the page is not made here."""
 
 
 def architectures() -> dict[str, Kind]:
@@ -50,7 +50,7 @@ def cell(kind: Kind, spec: DrafterSpec) -> str:
 
 
 def quantisations(kind: Kind) -> dict[str, str]:
-    """Quantisation of the target -> what it needs; a draft model's is chosen apart from it."""
+    """Return what each quantisation of the target needs. The quantisation of the draft model is chosen separately."""
     in_files = dict.fromkeys(IN_FILES, "as the GGUF file has it")
     if kind is DECODER:
         return dict.fromkeys(QUANTISATIONS, "float32 arithmetic on a CPU") | in_files
@@ -65,15 +65,16 @@ DRAFT_TOKENIZERS = {
     SAME: "another tokenizer than the target's is refused",
     STRING: "lossless, chains of the most likely tokens",
 }
-"""`draft_tokenizer` -> what becomes of a draft model with another tokenizer."""
+"""For each value of `draft_tokenizer`, what happens to a draft model with another tokenizer."""
 
 
 def page() -> str:
-    """Make the beginning of the page. Drafters with equal cells share a column, kinds of targets a row."""
+    """Make the beginning of the page. Drafters with equal cells share a column; kinds of targets with equal cells share
+    a row."""
     columns = _alike(DRAFTERS, lambda name: tuple(cell(kind, DRAFTERS[name]) for kind in KINDS))
     alike = _alike(KINDS, lambda kind: tuple(cell(kind, DRAFTERS[names[0]]) for names in columns.values()))
     refusals = {why for kind in KINDS for spec in DRAFTERS.values() if (why := spec.refusal(kind))}
-    quantised: dict[str, dict[str, list[str]]] = {}  # kinds of targets -> what a quantisation needs -> names
+    quantised: dict[str, dict[str, list[str]]] = {}  # by kinds of targets, then by requirement: names of quantisations
     for name, need in dict.fromkeys(each for kind in KINDS for each in quantisations(kind).items()):
         if not need.startswith("refused"):
             kinds = _together([kind for kind in KINDS if quantisations(kind).get(name) == need])
@@ -132,7 +133,7 @@ def _bold(kind: Kind) -> str:
 
 
 def _together(kinds: list[Kind]) -> str:
-    """The names of kinds; several that transformers runs as all of these but some."""
+    """Return the names of kinds. If most kinds that transformers runs are among them, name only the missing ones."""
     by_transformers = [kind for kind in KINDS if kind is not DECODER]
     if len(kinds) == 1 or kinds[0] not in by_transformers:
         return "; ".join(kind.name for kind in kinds)
@@ -140,7 +141,7 @@ def _together(kinds: list[Kind]) -> str:
 
 
 def _alike(things: Iterable[T], key: Callable[[T], Hashable]) -> dict[Any, list[T]]:
-    """Key -> the things that have it, in their order."""
+    """Group things by their key, in order."""
     groups: dict[Any, list[T]] = {}
     for thing in things:
         groups.setdefault(key(thing), []).append(thing)

@@ -27,12 +27,12 @@ RUN = {
     ONE_EACH: "one cache for each sequence",
     ONE_BY_ONE: "one token at a time",
 }
-"""Outcome -> how such a model runs."""
+"""For each outcome, how models with this outcome run."""
 _LONGEST = 160
 
 
 def replaced(page: str, outcomes: Mapping[str, Found]) -> str:
-    """The page with this table."""
+    """Return the page with its table replaced by the table of these outcomes."""
     before, after = page.split(FIRST)[0], page.split(LAST)[-1]
     return f"{before}{FIRST}\n\n{table(outcomes)}\n\n{LAST}{after}"
 
@@ -57,7 +57,7 @@ def table(by_model: Mapping[str, Found]) -> str:
 
 
 def listed(page: str) -> dict[str, str]:
-    """`model_type` -> the first cell of its row, or the head of its table, as the page has it."""
+    """Read the outcome of each `model_type` from the page: the first cell of its row, or the head of its table."""
     part, where, head = page.split(FIRST)[1].split(LAST)[0], dict[str, str](), ""
     for line in part.splitlines():
         if not line.startswith("| "):
@@ -76,7 +76,7 @@ def _names(names: list[str], outcomes: Mapping[str, Found]) -> str:
 
 
 def _why(one: Found) -> str:
-    """In one line, without the addresses and paths of this machine."""
+    """Return the reason in one line, without memory addresses and paths of this machine."""
     words = " ".join(". ".join(part for part in (one.why, one.note) if part).split())
     words = words.replace("<", "&lt;")
     return words if len(words) <= _LONGEST else words[:_LONGEST].rsplit(" ", 1)[0] + " ..."

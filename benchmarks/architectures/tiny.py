@@ -1,7 +1,8 @@
-"""A tiny random model of any causal architecture that the installed transformers has.
+"""Makes a tiny random model of any causal architecture of the installed transformers.
 
-The default configuration is made small: each size that it has is set to the value in `SIZES`, lists with an entry a
-layer keep one layer of each kind, configurations inside are treated alike. `OVERRIDES` has what that does not settle.
+The default configuration is made small. Each size in it is set to the value in `SIZES`, lists with an entry for each
+layer keep one layer of each kind, and nested configurations are treated in the same way. `OVERRIDES` has further values
+that some architectures need.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import torch
 
 VOCAB = 64
 _SPREAD = 0.25
-"""Standard deviation of weights: the best token is far ahead of rounding, and a wrong mask shows."""
+"""Standard deviation of weights. It is large enough that rounding does not change the best token, and that a wrong mask
+changes the text."""
 _BY_SIZE = {
     VOCAB: """vocab_size vocab_size_per_layer_input pronunciation_vocab_size shape_vocab_size ngram_vocab_size_base
         encoder_hash_byte_group_vocab""",
@@ -43,7 +45,7 @@ _BY_SIZE = {
     1: """topk_group first_k_dense_replace num_dense_layers moe_layer_end_index""",
 }
 SIZES = {name: size for size, names in _BY_SIZE.items() for name in names.split()}
-"""Size of a configuration -> its value here, unless it is smaller by default."""
+"""Values of the sizes in a configuration, unless the default is smaller."""
 _GROUPED = {"num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads"}
 
 _SLIDING_FULL = ["sliding_attention", "full_attention"]
@@ -84,11 +86,11 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "zamba": {"attention_hidden_size": 64, "attention_head_dim": 16, "use_mamba_kernels": False},
     "zamba2": {"attention_hidden_size": 64, "attention_head_dim": 16, "use_mamba_kernels": False},
 }  # fmt: skip
-"""Model type -> values of its configuration that `SIZES` does not set."""
+"""By model type, values of the configuration that `SIZES` does not set."""
 
 
 def shrunk(kind: Any) -> Any:
-    """A tiny configuration of this class."""
+    """Make a tiny configuration of this class."""
     default = kind()
     values = default.to_dict()
     changes = _sizes(values) | _layers(values)
@@ -101,7 +103,7 @@ def shrunk(kind: Any) -> Any:
 
 
 def _sizes(values: dict[str, Any], most: int = 1) -> dict[str, Any]:
-    """The sizes among `values`, at most as large as `most` times those in `SIZES`."""
+    """Return the sizes among `values`, reduced to at most `most` times the value in `SIZES`."""
     sizes = {name: min(values[name], most * SIZES[name]) for name in SIZES if type(values.get(name)) is int}
     for name in _GROUPED & set(sizes):
         if values[name] == values.get("num_attention_heads"):
@@ -110,7 +112,8 @@ def _sizes(values: dict[str, Any], most: int = 1) -> dict[str, Any]:
 
 
 def _layers(values: dict[str, Any]) -> dict[str, Any]:
-    """Lists with an entry a layer, cut to one layer of each kind, two at least; and how many layers these are."""
+    """Cut lists with an entry for each layer to one layer of each kind, but at least two layers. Returns the lists and
+    the number of layers."""
     key = next((name for name in ("num_hidden_layers", "n_layer", "n_layers") if values.get(name)), None)
     if key is None:
         return {}
@@ -132,7 +135,7 @@ def _layers(values: dict[str, Any]) -> dict[str, Any]:
         kept = sorted([*kept, next(rest)])
     layers = {name: [value[i] for i in kept] for name, value in lists.items()} | {key: len(kept)}
     apart = {int(i): each for i, each in values.get("per_layer_config", {}).items()}
-    if apart:  # other sizes than in the other layers
+    if apart:  # layers with their own sizes
         layers["per_layer_config"] = {i: _sizes(apart[at], most=2) for i, at in enumerate(kept) if at in apart}
     return layers
 
@@ -150,9 +153,10 @@ def tiny_model(model_type: str, dtype: torch.dtype = torch.float64, seed: int = 
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
-            elif parameter.std() < _SPREAD / 2:  # drawn without regard to the configuration, or zeros
+            elif parameter.std() < _SPREAD / 2:  # too small, or zeros
                 parameter.normal_(0.0, _SPREAD)
-        model.get_input_embeddings().weight.mul_(1 + seed)  # where one token wins everywhere
+        model.get_input_embeddings().weight.mul_(1 + seed)  # for texts where one token always wins
     model.config._experts_implementation = "eager"  # the grouped kernels do not support float64
-    model.generation_config.eos_token_id = model.generation_config.forced_eos_token_id = None  # texts go on
+    # Outputs do not end early.
+    model.generation_config.eos_token_id = model.generation_config.forced_eos_token_id = None
     return model.to(dtype).eval()

@@ -1,7 +1,7 @@
-"""One architecture, tried in this process.
+"""Tries one architecture in this process.
 
-The model's own greedy `generate` for each prompt is what every run must write: plain decoding, the n-gram lookup and
-drafts of which two thirds are right, one request and three at a time.
+Every run must write what the model's own greedy `generate` writes for the prompt. The runs are plain decoding, the
+n-gram drafter, and a drafter with two thirds right draft tokens, each with one request and with three at a time.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from slipstream.targets.huggingface.chains_only import ChainsOnly
 PROMPTS = [[5, 9, 33, 12, 7, 5, 9, 33], [7, 8, 9, 8], [60, 61, 40, 17, 17, 21, 3, 4, 11, 5, 6, 58]]
 TOKENS = 24
 MEMORY = 8 << 30
-"""Most bytes of address space."""
+"""Limit of the address space in bytes."""
 _SEEDS = 4
 _VARIED = VOCAB // 8
-"""Texts with fewer different tokens say little: other weights are drawn."""
+"""If an output has fewer different tokens, other weights are drawn, because such texts show few differences."""
 
 NOT_BUILT, REFUSED, DIFFERS, CRASHED = "not built", "refused", "differs", "crashed"
 OWN, PACKED, ONE_EACH, ONE_BY_ONE = "own decoder, and packed", "packed", "one each", "one by one"
@@ -37,8 +37,12 @@ OWN, PACKED, ONE_EACH, ONE_BY_ONE = "own decoder, and packed", "packed", "one ea
 
 @dataclass(frozen=True)
 class Found:
-    """outcome  how it runs, where every text is that of `generate`; else REFUSED, NOT_BUILT, DIFFERS or CRASHED.
-    why      in the words of the error. note: what is particular about the comparison."""
+    """The result for one architecture.
+
+    outcome  how the model runs, if every output equals the output of `generate`; else REFUSED, NOT_BUILT, DIFFERS or
+             CRASHED.
+    why      text of the error. note: what differs from the usual comparison.
+    """
 
     outcome: str
     why: str = ""
@@ -56,7 +60,7 @@ def confine() -> None:
 
 
 def tried(model_type: str) -> Found:
-    """See `Found`."""
+    """Try one architecture. Never raises: an error is part of the result."""
     try:
         model = tiny_model(model_type)
     except Exception as fault:  # transformers may raise anything
@@ -73,7 +77,7 @@ def tried(model_type: str) -> Found:
             kinds.append(kind_of(target))
             other = difference(target, texts)
             if other and model.config.get_text_config().to_dict().get("sliding_window"):
-                # transformers' cache drops what lies before the window, also where attention would see it.
+                # transformers' cache drops tokens before the window, even if attention would see them.
                 texts, note = expected(model, use_cache=False), "compared with `generate(use_cache=False)`"
                 other = difference(target, texts)
         except SlipstreamError as fault:
@@ -86,11 +90,12 @@ def tried(model_type: str) -> Found:
 
 
 def varied(model_type: str, model: Any) -> tuple[Any, list[list[int]], str]:
-    """A model whose texts have different tokens, the texts, and the dtype if it is not float64."""
+    """Return a model whose outputs have many different tokens, the outputs, and a note with the dtype if it is not
+    float64."""
     for seed in range(1, _SEEDS + 1):
         try:
             texts, note = expected(model), ""
-        except RuntimeError:  # code that was written for float32
+        except RuntimeError:  # some models work only in float32
             model = model.float()
             texts, note = expected(model), "float32"
         if len(set().union(*texts)) > _VARIED or seed == _SEEDS:
@@ -100,7 +105,7 @@ def varied(model_type: str, model: Any) -> tuple[Any, list[list[int]], str]:
 
 
 def expected(model: Any, **more: Any) -> list[list[int]]:
-    """Return the text of `generate` for each prompt, alone."""
+    """Return the output of `generate` for each prompt, run one by one."""
     texts = []
     for prompt in PROMPTS:
         ids = torch.tensor([prompt])
@@ -120,7 +125,7 @@ def kind_of(target: Target) -> str:
 
 
 def difference(target: Target, texts: Seq[list[int]]) -> str:
-    """Return the text of the first run that differs; empty if there is none, or nothing to compare with."""
+    """Describe the first run whose output differs; "" if no run differs, or if there is nothing to compare with."""
     recorded = {tuple(prompt): text for prompt, text in zip(PROMPTS, texts, strict=False)}
     for batch in (1, len(PROMPTS)) if recorded else ():
         llm = LLM(target, draft_tokens=4, max_batch=batch)

@@ -10,8 +10,6 @@ from benchmarks.gguf.lineup import LLAMACPP, SLIPSTREAM
 from benchmarks.gguf.ngram_server import PLAIN
 from benchmarks.markdown import beside, bound, run_of
 from benchmarks.markdown_tables import render_markdown_rows as rows
-from slipstream.measure.estimates import estimate_ratio
-from slipstream.measure.tables import Estimate, ends
 
 LONG = 512
 DECODING, READING = "decoding", f"prompt of {LONG}"
@@ -35,9 +33,10 @@ def _figures(name: str, model: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         times = model["seconds"][what]
         rivals = [who for who in times if who != SLIPSTREAM]
         if bar is not None and rivals and SLIPSTREAM in times:
-            best = min(rivals, key=lambda who: _typical(times[who]))
-            ratio = estimate_ratio(times[best], times[SLIPSTREAM])
-            yield _row(f"{name}, {what}: speed over {best}", bar, vars(ratio))
+            best = min(rivals, key=lambda who: statistics.median(times[who]))
+            ratios = [one / own for one, own in zip(times[best], times[SLIPSTREAM], strict=True)]
+            spread = {"value": statistics.median(ratios), "low": min(ratios), "high": max(ratios)}
+            yield _row(f"{name}, {what}: speed over {best}", bar, spread)
     if name in SHARE_BAR:
         share = _share(model, SLIPSTREAM)
         yield _row(f"{name}: share of the read bandwidth, decoding", SHARE_BAR[name], {"value": share})
@@ -50,10 +49,10 @@ def _figures(name: str, model: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     drafted = [who for who in model["copies"] if who.startswith(LLAMACPP) and not who.endswith(PLAIN)]
     if drafted:
         copies = model["copies"]
-        best = min(drafted, key=lambda who: _typical(copies[who]["seconds"]))
+        best = min(drafted, key=lambda who: statistics.median(copies[who]["seconds"]))
         own = [each for who, each in copies.items() if who.startswith(SLIPSTREAM)]
-        fast = min(_typical(each["seconds"]) for each in own)
-        value = _typical(copies[best]["seconds"]) / fast
+        fast = min(statistics.median(each["seconds"]) for each in own)
+        value = statistics.median(copies[best]["seconds"]) / fast
         yield _row(f"{name}, copies: speed over {best}", COPY_BAR, {"value": value})
 
 
@@ -61,10 +60,6 @@ def _row(text: str, bar: float, estimate: Mapping[str, Any], at_most: bool = Fal
     value = estimate["value"]
     reached = value <= bar if at_most else value >= bar
     return {"text": text, "reach": bar, "at_most": at_most, "low": None, "high": None, **estimate, "reached": reached}
-
-
-def _typical(seconds: list[float]) -> float:
-    return statistics.geometric_mean(seconds)
 
 
 def _share(model: Mapping[str, Any], who: str) -> float:
@@ -81,8 +76,9 @@ def heading(results: dict[str, Any]) -> list[str]:
     return [
         "# Shapes of published models, random weights, the same GGUF file",
         "",
-        f"{run_of(results['provenance'])}. Greedy; the better rival counts. {BUILDS} Where a model has fewer layers "
-        "than published, the table says so; its vocabulary is whole.",
+        f"{run_of(results['provenance'])}. Greedy; the better rival counts. A ratio is the median of the ratios of all "
+        f"rounds, because other guests of the host slow some rounds down. {BUILDS} Where a model has fewer layers than "
+        "published, the table says so; its vocabulary is whole.",
     ]
 
 
@@ -91,18 +87,16 @@ def figures(results: dict[str, Any]) -> list[str]:
         (
             row["text"], f"at {'most' if row['at_most'] else 'least'} {bound(row['reach'])}",
             beside(row["value"], row["reach"]),
-            _interval(row),
+            _spread(row),
             "yes" if row["reached"] else "**no**",
         )
         for row in sorted(results["figures"], key=lambda row: row["reached"])
     ]  # fmt: skip
-    return [rows(["figure", "must reach", "measured", "95 % interval", "reached"], body, (0, 1))]
+    return [rows(["figure", "must reach", "measured", "lowest to highest round", "reached"], body, (0, 1))]
 
 
-def _interval(row: Mapping[str, Any]) -> str:
-    if row["low"] is None:
-        return ""
-    return ends(Estimate(row["value"], row["low"], row["high"]), "{:.2f}".format, " to ")
+def _spread(row: Mapping[str, Any]) -> str:
+    return "" if row["low"] is None else f"{row['low']:.2f} to {row['high']:.2f}"
 
 
 def speeds(results: dict[str, Any]) -> list[str]:
@@ -155,4 +149,8 @@ def left_out(results: dict[str, Any]) -> list[str]:
         for name, model in results["models"].items()
         for who, why in model["skipped"].items()
     ]
+    by_commit: dict[str, list[str]] = {}
+    for name, model in results["models"].items():
+        by_commit.setdefault(f"{model['commit']}, {model['date'][:10]}", []).append(name)
+    lines += [f"- measured at commit {commit}: {', '.join(names)}" for commit, names in by_commit.items()]
     return ["\n".join(lines)] if lines else []

@@ -1,1 +1,2 @@
-"""What runs a decoder and its draft heads: one folder for each backend, and one line in `table.BACKENDS`."""
+"""Backends run decoders and draft heads. Each backend has a folder here and a name in
+`slipstream.settings.BACKENDS`."""

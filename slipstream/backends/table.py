@@ -1,4 +1,4 @@
-"""The table of backends, and how one is chosen.
+"""The table of backends, and the choice of a backend.
 
 To add a backend, add a folder `NAME` here with a module `NAME_backend.py` that defines `BACKEND`, and add the name to
 `slipstream.settings.BACKENDS`.
@@ -33,7 +33,8 @@ log = logging.getLogger("slipstream")
 
 
 class Backend(Protocol):
-    """Declares a backend. `refusal` returns why it cannot run a decoder with these settings, or None if it can."""
+    """Declares a backend. `refusal` returns why the backend cannot run a decoder with these settings, or None if it
+    can."""
 
     name: str
     automatic: bool
@@ -42,13 +43,13 @@ class Backend(Protocol):
     """Dtype of the tensors that `executor` reads; None: the dtype of the arithmetic."""
 
     def check(self, settings: LoadSettings) -> None:
-        """Raise ParameterError for settings that it supports for no model."""
+        """Raise ParameterError for settings that this backend supports for no model."""
         ...
 
     def refusal(self, config: DecoderConfig, settings: LoadSettings) -> str | None: ...
 
     def executor(self, config: DecoderConfig, weights: Weights, settings: LoadSettings) -> Executor:
-        """Raises ParameterError for a setting that it does not support."""
+        """Make an executor. Raises ParameterError for a setting that this backend does not support."""
         ...
 
     def eagle(self, head: EagleHead, host: HeadHost, settings: LoadSettings) -> EagleRuntime: ...
@@ -59,14 +60,15 @@ class Backend(Protocol):
 
 
 def backend(name: str) -> Backend:
-    """The backend with this name. Its module is imported on the first call."""
+    """Return the backend with this name. Its module is imported on the first call."""
     backend: Backend = import_module(f"slipstream.backends.{name}.{name}_backend").BACKEND
     return backend
 
 
 def resolve(settings: LoadSettings) -> LoadSettings:
-    """These settings with a torch.device and a torch.dtype. Where they are None: CUDA with bfloat16 if a CUDA device
-    exists and the executor can use it, else the CPU with float32. Raises ParameterError for what cannot be used."""
+    """Return these settings with a torch.device and a torch.dtype. If `device` is None, it becomes CUDA if a CUDA
+    device exists and the executor can use it, else the CPU. If `dtype` is None, it becomes bfloat16 on CUDA, else
+    float32. Raises ParameterError for a device or dtype that cannot be used."""
     device = settings.device
     if device is None:
         only_cpu = settings.executor == "native" or settings.quantize
@@ -90,8 +92,8 @@ def resolve(settings: LoadSettings) -> LoadSettings:
 
 
 def usable_device(device: torch.device | str, of: str = "device") -> torch.device:
-    """The device of that name. of: the setting that names it. Raises ParameterError if PyTorch does not know it or
-    cannot use it here."""
+    """Return the device with this name. of: name of the setting, for errors. Raises ParameterError if PyTorch does not
+    know the device or cannot use it here."""
     either, cpu = f"choose {of}='cpu' or 'cuda'", f"choose {of}='cpu'"
     try:
         on = torch.device(device)
@@ -113,9 +115,10 @@ def usable_device(device: torch.device | str, of: str = "device") -> torch.devic
 
 
 def choose(config: DecoderConfig, settings: LoadSettings) -> tuple[Backend, dict[str, str]]:
-    """The requested backend, or for "auto" the first one that can run the decoder with these settings; and why each of
-    those before it cannot. settings: resolved. Raises UnsupportedModelError if the requested one cannot, and
-    ParameterError for quantised weights, or a format of the KV cache, that none has."""
+    """Return the requested backend, or for "auto" the first backend that can run the decoder with these settings. Also
+    return why each backend before it in the table cannot. settings: as `resolve` returns them. Raises
+    UnsupportedModelError if the requested backend cannot run the decoder, and ParameterError if no backend supports the
+    format of quantised weights or of the KV cache."""
     executor = settings.executor
     if executor == TRANSFORMERS:
         raise ParameterError(
@@ -157,7 +160,8 @@ def _list_refusals(refusals: Mapping[str, str]) -> str:
 
 
 def warn_slower(refusals: Mapping[str, str], name: str, settings: LoadSettings) -> None:
-    """Say which backend runs a model instead of a faster one; nothing where that one is for other devices or dtypes."""
+    """Log that a slower backend runs a model, and why faster backends cannot. Logs nothing if the faster backends are
+    for other devices or dtypes."""
     if refusals and settings.device.type == "cpu" and settings.dtype in (torch.float32, torch.bfloat16):
         log.warning("%s: %s runs it instead, slower", _list_refusals(refusals), name)
 
@@ -165,7 +169,7 @@ def warn_slower(refusals: Mapping[str, str], name: str, settings: LoadSettings) 
 def backend_for_head(
     decoder: DecoderConfig | None, host: HeadHost, quantize: str | None = None
 ) -> tuple[Backend, LoadSettings]:
-    """Choose as `choose_for_head`, for a loaded target. A warning says why its own backend does not run the head."""
+    """Call `choose_for_head` for a loaded target. Warns if the target's own backend cannot run the head, and why."""
     chosen, settings, why = choose_for_head(decoder, host.runtime, host.device, host.dtype, quantize)
     if why is not None:
         name = host.runtime.backend
@@ -176,12 +180,13 @@ def backend_for_head(
 def choose_for_head(
     decoder: DecoderConfig | None, runtime: Runtime, device: torch.device, dtype: torch.dtype, quantize: str | None
 ) -> tuple[Backend, LoadSettings, str | None]:
-    """The backend that runs the target, if it can also run the head, else torch; the settings of the head; and why the
-    target's backend does not.
+    """Choose the backend of a draft head: the target's backend if it can run the head, else torch. Returns the backend,
+    the settings of the head, and why the target's backend cannot run the head (or None).
 
-    decoder   config of the head's decoder layers; None: it has none. dtype: of the target's weights.
-    quantize  one of `weight_formats.DRAFT_QUANTISATIONS`; None: for decoder layers beside a native target that is
-              quantised, about as many bits as the target's weights have.
+    decoder   config of the head's decoder layers; None: it has no decoder layers.
+    dtype     dtype of the target's weights.
+    quantize  one of `weight_formats.DRAFT_QUANTISATIONS`. None: decoder layers of a head beside a quantised native
+              target get about as many bits as the target's weights.
     """
     if quantize is None and decoder and runtime.backend == "native" and runtime.quantize:
         quantize = "int4" if few_bits(runtime.quantize) else "int8"

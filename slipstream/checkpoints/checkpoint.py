@@ -1,4 +1,5 @@
-"""`Checkpoint`: a model or a draft head in files, opened once. Each file is read at its first use, and kept.
+"""`Checkpoint`: the files of a model or a draft head, opened once. Each file is read at its first use, and its content
+stays in memory.
 
 Checkpoints are not trusted: weights are read only from safetensors (a pickle can run code), and a name inside the
 checkpoint cannot refer to a file outside its folder. Importing this module does not import torch.
@@ -36,9 +37,9 @@ CONFIG, GENERATION = "config.json", "generation_config.json"
 
 
 class Checkpoint:
-    """A folder, a repository of the hub, or a GGUF file.
+    """A checkpoint in a folder, in a repository of the Hugging Face hub, or in a GGUF file.
 
-    source    the folder, the GGUF file or the hub id. `str(checkpoint)` shows it.
+    source    the folder, the GGUF file or the hub id, which `str(checkpoint)` shows.
     is_gguf   True for a GGUF file.
     is_local  False for a hub id.
     """
@@ -82,14 +83,14 @@ class Checkpoint:
 
     @property
     def place(self) -> Path:
-        """The GGUF file, or the folder with at least the small files. Raises LoadError if the hub cannot be reached and
-        nothing is cached."""
+        """The path of the GGUF file, or of the folder, which has at least the small files. Downloads the small files of
+        a hub id. Raises LoadError if the hub cannot be reached and its files are not cached."""
         if self._place is None:
             self._place = _snapshot(str(self), _WANTED[1:], None)
         return self._place
 
     def download(self) -> Path:
-        """Return `place` after downloading the weights of a hub id, too. Raises as `place`."""
+        """Download the weights of a hub id, and return `place`. Raises the errors of `place`."""
         if not self._is_complete:
             revision = None if self._place is None else self._place.name  # the revision whose small files were read
             self._place, self._is_complete = _snapshot(str(self), _WANTED, revision), True
@@ -97,7 +98,7 @@ class Checkpoint:
 
     @cached_property
     def header(self) -> GgufHeader:
-        """The header of a GGUF file. Raises as `read_header`."""
+        """The header of a GGUF file. Raises the errors of `read_header`."""
         from slipstream.checkpoints.gguf_header import read_header  # imports NumPy, for which `--help` must not wait
 
         return read_header(self.place)
@@ -110,8 +111,9 @@ class Checkpoint:
 
     @cached_property
     def config(self) -> JsonMapping:
-        """The config.json of a folder. Raises ConfigError if the file is missing, and for sizes that no model has:
-        readers make lists with an entry for each layer, expert or label before they compare it with weights."""
+        """The config.json of a folder. Raises ConfigError if the file is missing or has sizes that no model has. Sizes
+        are checked here because readers make lists of this length before they compare the configuration with
+        weights."""
         config = self.json(CONFIG) or read_json(self.place / CONFIG)  # raises if the file is missing
         for inner in (config, *(value for value in config.values() if isinstance(value, dict))):
             for key, value in inner.items():
@@ -123,10 +125,10 @@ class Checkpoint:
 
     @cached_property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """Name -> tensor of every weight file of a folder; values are not read.
+        """The tensors of all weight files of a folder, by name. Their values are not read.
 
-        Raises CheckpointError: no weights, only pickles, a missing shard, a shard name outside the folder, tensors that
-        the index lists but no shard holds, or a damaged file."""
+        Raises CheckpointError if there are no weights or only pickles, if a shard is missing or outside the folder, if
+        a shard lacks tensors that the index lists, or if a file is damaged."""
         shards = self._shards()
         listed = {name for names in shards.values() for name in names or ()}
         found: dict[str, StoredTensor] = {}
@@ -137,7 +139,7 @@ class Checkpoint:
                     f"{self.place / file} lacks {len(lost)} tensors that the index promises: {few(lost)}",
                     fix="download the file and the index again",
                 )
-            elsewhere = listed.difference(promised or ())  # tensors that no index names are read, too
+            elsewhere = listed.difference(promised or ())  # tensors that the index does not list are read, too
             found |= {name: tensor for name, tensor in stored.items() if name not in elsewhere}
         return found
 
@@ -155,8 +157,8 @@ class Checkpoint:
 
     @property
     def stored(self) -> Mapping[str, int]:
-        """Bytes of the weights by dtype, as safetensors or GGUF names it. Raises CheckpointError if files are missing
-        or damaged."""
+        """Bytes of the weights by dtype; dtypes have the names of safetensors or GGUF. Raises CheckpointError if files
+        are missing or damaged."""
         if self.is_gguf:
             return self.header.stored
         total = Counter[str]()
@@ -165,7 +167,7 @@ class Checkpoint:
         return dict(total)
 
     def _shards(self) -> dict[str, list[str] | None]:
-        """Return weight file -> the tensor names that the index lists for the file; None without an index."""
+        """Return for each weight file the tensor names that the index lists for it, or None if there is no index."""
         folder = self.place
         if (folder / SINGLE).exists():
             return {_inside(folder, SINGLE): None}
@@ -214,8 +216,8 @@ CheckpointName = str | Path | Checkpoint
 
 
 def read_once(read: Callable[[Checkpoint], T]) -> Callable[[CheckpointName], T]:
-    """Decorate a function of a checkpoint, so that the checkpoint keeps its result. The function then also takes the
-    name of a checkpoint, and opens it."""
+    """Decorate a function of a checkpoint, so that the checkpoint caches the function's result. The function then also
+    accepts the name of a checkpoint, and opens it."""
 
     @wraps(read)
     def read_once(checkpoint: CheckpointName) -> T:
@@ -228,8 +230,8 @@ def read_once(read: Callable[[Checkpoint], T]) -> Callable[[CheckpointName], T]:
 
 
 def read_json(path: Path, missing_ok: bool = False) -> JsonObject:
-    """Return the JSON object in `path`; an empty object if the file is missing and `missing_ok`. Raises ConfigError if
-    the file is missing otherwise, unreadable or not an object."""
+    """Return the JSON object in `path`; an empty object if the file is missing and `missing_ok` is true. Raises
+    ConfigError if the file is missing and `missing_ok` is false, if it is unreadable, or if it is not an object."""
     try:
         value = parse_json(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):

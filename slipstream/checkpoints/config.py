@@ -35,22 +35,23 @@ log = logging.getLogger("slipstream")
 class DecoderConfig(ModelShape):
     """A decoder-only transformer: blocks of causal attention and MLP, residual stream of width `hidden_size` (d).
 
-    each         the parts of each layer; empty: all are like Llama's, with `qk_norm` by head, `windows` and `experts`.
-                 `heads` (H), `kv_heads` (Hk) and `head_dim` (D) are the maxima over layers.
+    each         the parts of each layer. Empty: all layers are like Llama's, with a `qk_norm` for each head, `windows`
+                 and `experts`. `heads` (H), `kv_heads` (Hk) and `head_dim` (D) are the maxima over layers.
     norm         "rms" (weight only) or "layer" (with a bias unless `norm_bias` is false), epsilon `norm_eps`. out_eps:
                  epsilon of output norms, 0: `norm_eps`. embed_norm: embeddings are normalised, without weight.
     activation   "silu", "gelu", "gelu_tanh", "relu", "relu2" (squared) or "swiglu" (SwiGLU whose gate and input are
                  clamped to `limit`, as in gpt-oss). gated: down(act(gate(x)) * up(x)), otherwise down(act(up(x))).
     *_bias       whether these linear layers have a bias.
-    ropes        parameters of each rotary embedding if layers differ; otherwise `rope_parameters` holds for all.
+    ropes        parameters of each rotary embedding if layers differ; otherwise `rope_parameters` applies to all
+                 layers.
     growth       (beta, n, ahead): queries of growing layers are multiplied by 1 + beta * log(1 + (position + ahead) //
                  n).
     embedding_scale, residual_scale, logits_scale  factors of the embedding, of each output added to the residual
-    stream, and of the logits. logits_cap: c makes logits c * tanh(logit / c); 0: no cap.
+    stream, and of the logits. logits_cap: c turns logits into c * tanh(logit / c); 0: no cap.
     side_width   width of a second embedding of each token for each layer, for `side_vocab` ids (Gemma 4); 0: none.
     after        0 for a decoder. For the MTP layer of a checkpoint (see `mtp_layer`): number of the decoder's layers
-                 before it. An MTP layer has no own embedding or output head. final_norm: whether a norm stands before
-                 the output head; some families have none in MTP layers.
+                 before it. An MTP layer has no own embedding or output head. final_norm: whether there is a norm before
+                 the output head; the MTP layers of some families have no such norm.
     within       `model_type` of the multimodal model whose text part this is; "": not part of one.
     """
 
@@ -82,10 +83,11 @@ class DecoderConfig(ModelShape):
 
     @staticmethod
     def load(checkpoint: CheckpointName) -> DecoderConfig:
-        """Read `config.json`, and `generation_config.json` if it exists, of a folder or hub id, or a GGUF file's
-        metadata.
+        """Read the metadata of a GGUF file, or `config.json` of a folder or hub id, with `generation_config.json` if it
+        exists.
 
-        A warning names unknown keys. Raises ConfigError or UnsupportedModelError, and the errors of `Checkpoint.open`.
+        Logs a warning about unknown keys. Raises ConfigError or UnsupportedModelError, and the errors of
+        `Checkpoint.open`.
         """
         opened = Checkpoint.open(checkpoint)
         if opened.is_gguf:
@@ -106,8 +108,8 @@ class DecoderConfig(ModelShape):
 
     @staticmethod
     def of_module(module: nn.Module) -> DecoderConfig:
-        """Return the configuration of a loaded transformers model. As in `load`, ids that end a text come from its
-        generation configuration, if that names any."""
+        """Return the configuration of a loaded transformers model. As in `load`, its generation configuration takes
+        precedence for the end-of-text ids."""
         config = module.config.to_dict()  # type: ignore[union-attr, operator]
         generation = getattr(module, "generation_config", None)  # base models without a head have no such attribute
         eos = getattr(generation, "eos_token_id", None)
@@ -182,7 +184,7 @@ class DecoderConfig(ModelShape):
 
     @cached_property
     def described(self) -> tuple[LayerDescription, ...]:
-        """The parts of each layer."""
+        """The description of each layer."""
         if self.each:
             return self.each
         windows = self.windows or (None,) * self.layers
@@ -224,8 +226,9 @@ class DecoderConfig(ModelShape):
         return "its rotary embedding leaves dimensions out, or has factors for short texts" if unusual else None
 
     def mtp_layer(self, sparse: bool, final_norm: bool = True) -> DecoderConfig:
-        """Return the MTP layer of this decoder: a projection of an embedding and a hidden state, and a layer with the
-        attention of the decoder's last layer that has attention. sparse: whether its MLP is a mixture of experts."""
+        """Return the configuration of the decoder's MTP layer: a projection of an embedding and a hidden state, then a
+        layer whose attention has the sizes of the decoder's last layer with attention. sparse: whether its MLP is a
+        mixture of experts."""
         attending = next(layer for layer in reversed(self.described) if layer.recurrence is None)
         layer = replace(attending, sparse=sparse, intermediate_size=0 if sparse else self.intermediate_size)
         experts = replace(self.experts, layers=(True,)) if self.experts and sparse else None
@@ -382,4 +385,4 @@ _ORDINARY: JsonMapping = {
     "is_causal": True, "is_encoder_decoder": False, "per_layer_config": None, "attention_chunk_size": None,
     "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False,
 }  # fmt: skip
-"""Keys that change what transformers computes -> the only value that our decoder supports."""
+"""For each key that changes what transformers computes, the only value that our decoder supports."""

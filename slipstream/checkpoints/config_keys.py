@@ -13,8 +13,8 @@ _WITHOUT_EFFECT = re.compile(
     "mamba_ssm(_cache)?_dtype|moe_shared_expert_overlap|num_logits_to_keep|rescale_prenorm_residual|residual_in_fp32|"
     "use_mamba_kernels|aux_loss_alpha|ep_size|seq_aux"
 )
-"""Keys without effect here: of training, other tasks, pictures and sounds, layers that are left out, and the file
-itself. Other known keys are recorded when they are read."""
+"""Keys without effect here. They are for training, other tasks, pictures and sounds, layers that are not run, and the
+file itself. Other known keys are recorded when they are read."""
 
 
 class ReadKeys(dict[str, Any]):
@@ -41,7 +41,8 @@ class ReadKeys(dict[str, Any]):
         self.last = key
 
     def list_unread(self) -> list[str]:
-        """Return the keys that were not read and may have an effect: null, false, zero and empty values have none."""
+        """Return the keys that were not read and may have an effect. Keys whose value is null, false, zero or empty
+        have no effect."""
         own = [key for key in self.keys() - self._read if self[key] and not _WITHOUT_EFFECT.fullmatch(key)]
         inner = {name: each.list_unread() for name, each in self.items() if isinstance(each, ReadKeys)}
         return sorted(own) + [f"{name}.{key}" for name, keys in inner.items() for key in keys]

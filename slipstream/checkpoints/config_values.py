@@ -1,4 +1,4 @@
-"""Reads checked values of a config.json: errors name a missing or wrong key."""
+"""Reads and checks values of a config.json. Errors name the missing or wrong key."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def refuse(config: Mapping[str, object], key: str, plain: object) -> None:
 
 
 def flags_of(config: Mapping[str, object], key: str, default: list[bool]) -> list[bool]:
-    """Return a list of true and false, or 1 and 0, with a value for each layer."""
+    """Return a boolean for each layer, from a list of true and false, or 1 and 0."""
     value = config.get(key)
     if value is None:
         return default
@@ -102,8 +102,9 @@ def flags_of(config: Mapping[str, object], key: str, default: list[bool]) -> lis
 
 
 def layer_kinds(config: Mapping[str, object], layers: int, pattern: int = 0, near: str = SLIDING) -> list[bool]:
-    """Return for each layer whether its attention has a window, as `layer_types` says. pattern: without that key, every
-    pattern-th layer has no window; 0: no layer has one. near: name of layers with a window. Raises ConfigError."""
+    """Return for each layer whether its attention has a window, from the key `layer_types`. If the key is missing, all
+    layers except every `pattern`-th have a window; with a pattern of 0, no layer has a window. near: name of layers
+    with a window. Raises ConfigError."""
     types = config.get("layer_types")
     if types is None:
         return [bool(pattern and (i + 1) % pattern) for i in range(layers)]
@@ -117,8 +118,8 @@ def layer_kinds(config: Mapping[str, object], layers: int, pattern: int = 0, nea
 
 def rope_parameters(config: ReadKeys, theta: float = 1e4) -> JsonObject:
     """Return the rotary parameters: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`
-    (transformers 4), which take precedence: users often add them to a file of transformers 5. theta: default of
-    rope_theta."""
+    (transformers 4). The keys of transformers 4 take precedence, because users often add them to a file of
+    transformers 5. theta: default of rope_theta."""
     new, old = object_of(config, "rope_parameters"), object_of(config, "rope_scaling")
     parameters = ReadKeys(old or new)
     for key, value in parameters.items():
@@ -147,7 +148,8 @@ def partial_rope(config: ReadKeys, size: int, theta: float = 1e4, default: float
 
 
 def ropes_by_kind(config: ReadKeys, sliding_theta: float, full_theta: float) -> tuple[JsonObject, ...]:
-    """Return the rotary parameters of layers with a window, and of the others, from transformers 5's or older keys."""
+    """Return the rotary parameters of layers with a window, and of layers without, from the keys of transformers 5 or
+    older keys."""
     given = object_of(config, "rope_parameters")
     if not any(isinstance(value, Mapping) for value in given.values()):
         return {"rope_type": "default", "rope_theta": sliding_theta}, rope_parameters(config, full_theta)

@@ -1,9 +1,9 @@
 """`GenerationDefaults`: the defaults of requests, from a checkpoint's generation_config.json.
 
 Penalties and forbidden ids belong to the model: without them its greedy text differs from transformers' `generate`.
-They apply to every request that gives none; for encoder-decoders, the target applies them
-(`targets.huggingface.output_rules`). Sampling settings (temperature, top-p, ...) apply to conversations and servers
-only, as in vLLM. This module does not import torch.
+They apply to every request that does not set them. For encoder-decoders the target applies them, see
+`targets.huggingface.output_rules`. Sampling settings (temperature, top-p, ...) apply only to chats and servers, as in
+vLLM. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ _KNOWN = re.compile(
     "repetition_penalty|return_dict_in_generate|speculation_type|suppress_tokens|target_lookbehind|"
     "transformers_version|use_mtp|" + "|".join(SAMPLING)
 )
-"""Settings that are applied, that a request gives, or that do not change the text of a decoder without beams."""
+"""Settings that are supported, that requests set, or that do not change the output of a decoder without beam search."""
 _ONE = ("encoder_repetition_penalty", "guidance_scale", "num_beam_groups", "num_beams", "typical_p")
-"""Unsupported settings whose neutral value is 1; all other unsupported settings are neutral if null, zero or empty."""
+"""Unsupported settings that have no effect if their value is 1. Other unsupported settings have no effect if null, zero
+or empty."""
 
 
 @dataclass(frozen=True)
 class GenerationDefaults(Strict):
-    """repetition_penalty, bad_words, min_tokens  as in `SamplingParams`, for requests that do not give them.
-    suppressed  ids that never occur, unless a request's `logit_bias` names them.
-    sampling    fields of `SamplingParams` with which conversations and servers sample.
+    """repetition_penalty, bad_words, min_tokens  as in `SamplingParams`, for requests that do not set them.
+    suppressed  ids that are never generated, unless a request's `logit_bias` names them.
+    sampling    defaults of `SamplingParams` for chats and servers.
     """
 
     repetition_penalty: float | None = None
@@ -52,9 +53,10 @@ class GenerationDefaults(Strict):
 
     @staticmethod
     def of(settings: JsonMapping, encoder_decoder: bool = False) -> GenerationDefaults:
-        """Read a parsed generation_config.json, or `to_dict()` of a loaded model's. A warning names settings that are
-        unsupported or unknown, and numbers with which nothing can be sampled (they occur in files of models that do not
-        sample). Raises ParameterError for a value of a wrong type, or a penalty out of range."""
+        """Read a parsed generation_config.json, or `to_dict()` of a loaded model's generation configuration. Logs a
+        warning about unsupported and unknown settings, and about sampling settings out of range, which are ignored:
+        files of models that do not sample have them. Raises ParameterError for a value of a wrong type, or a penalty
+        out of range."""
         given = {name: settings[name] for name in SAMPLING if settings.get(name) is not None}
         try:
             sampling = {name: value for name, value in given.items() if not _out_of_range(name, value)}
@@ -62,7 +64,7 @@ class GenerationDefaults(Strict):
                 return GenerationDefaults(sampling=sampling)
             eos = settings.get("eos_token_id")
             ends = [(one,) for one in (eos if isinstance(eos, (list, tuple)) else [eos])]
-            # transformers never forbids the end of the text.
+            # transformers never forbids end-of-text tokens.
             words = [word for word in map(tuple, settings.get("bad_words_ids") or ()) if word not in ends]
             penalty, least = settings.get("repetition_penalty"), settings.get("min_new_tokens") or 0
             suppressed = tuple(token for token in settings.get("suppress_tokens") or () if token != -1)  # -1: none
@@ -87,7 +89,8 @@ class GenerationDefaults(Strict):
         return defaults
 
     def fill(self, params: SamplingParams) -> SamplingParams:
-        """Return a request's parameters with these defaults where it gives none. A text to be scored is not changed."""
+        """Return a request's parameters, with these defaults for parameters that it does not set. Requests that only
+        score their prompt are not changed."""
         if params.structured is not None and params.structured.tokens is not None:
             return params
         more: JsonObject = {}
@@ -110,7 +113,7 @@ class GenerationDefaults(Strict):
 
 
 def _out_of_range(name: str, value: Any) -> bool:
-    """Return True for a number that no request may give. Raises ParameterError for values of a wrong type."""
+    """Return True for a number that `SamplingParams` refuses. Raises ParameterError for values of a wrong type."""
     try:
         SamplingParams(**{name: value})
     except ParameterError:
@@ -129,8 +132,9 @@ def describe_sampling(sampling: JsonMapping) -> str:
 def generation_defaults(
     choice: str, module: object, checkpoint: Checkpoint | None, encoder_decoder: bool
 ) -> GenerationDefaults:
-    """Read the defaults that `LLM`'s argument `generation_config` chooses: "auto" (the target's) or "none". checkpoint:
-    the target's; None: `module` is a loaded target. Raises ParameterError and ConfigError."""
+    """Read the defaults of requests. choice: `LLM`'s argument `generation_config`, "auto" (read the target's file) or
+    "none". checkpoint: the target's checkpoint; None: `module` is a loaded target. Raises ParameterError and
+    ConfigError."""
     if choice == OFF:
         return GenerationDefaults()
     if checkpoint is None:

@@ -1,4 +1,4 @@
-"""Reads the architecture of a GGUF file in the terms of config.json, and the file's tensors."""
+"""Reads the tensors of a GGUF file, and translates its metadata to the keys of config.json."""
 
 import math
 from collections import Counter
@@ -14,8 +14,8 @@ from slipstream.core.strict import JsonObject
 from slipstream.errors import CheckpointError, UnsupportedModelError
 
 MODEL_TYPES = {each: name for name, family in FAMILIES.items() for each in family.gguf.split()}
-"""`general.architecture` of the families that our decoder runs -> `model_type`. Mistral has "llama", and so has
-Mixtral, recognised by its experts."""
+"""For each `general.architecture` that our decoder runs, the `model_type`. Files of Mistral and Mixtral have the
+architecture "llama"; Mixtral is recognised by its experts."""
 
 STRICT = ("llama", "qwen2", "qwen3", "qwen3moe", "gpt2", "gemma4")
 """Architectures for which llama.cpp rotates whole heads."""
@@ -24,12 +24,13 @@ HYBRIDS = [each for family in (*hybrids.FAMILIES.values(), *mamba2.FAMILIES.valu
 """Architectures with recurrent layers, where sizes of attention or of the MLP may be 0 in some layers."""
 
 DIVISORS, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
-"""Names of tensors with divisors of the rotary frequencies: Llama 3.1's, and LongRoPE's for short and long texts."""
+"""Names of tensors with divisors of the rotary frequencies: for Llama 3.1, and for LongRoPE with short and long
+contexts."""
 _SIZES = {each.name: (each.count, each.nbytes) for each in TYPES.values()}
 
 
 def refusal(header: GgufHeader) -> str | None:
-    """Return why our decoder does not run a GGUF file; None if it does."""
+    """Return why our own decoder does not run a GGUF file; None if it runs the file."""
     if header.architecture not in MODEL_TYPES:
         return f"its architecture is {header.architecture!r}, not one of {', '.join(MODEL_TYPES)}"
     family = FAMILIES[MODEL_TYPES[header.architecture]]
@@ -43,7 +44,7 @@ def refusal(header: GgufHeader) -> str | None:
     names = {tensor.name for tensor in header.tensors}
     for layer in (name.removesuffix(".attn_qkv.weight") for name in names if name.endswith(".attn_qkv.weight")):
         if 0 < sum(f"{layer}.attn_{part}.bias" in names for part in "qkv") < 3:
-            return f"it has some biases of {layer}.attn_qkv only"  # llama.cpp would ignore these
+            return f"it has some biases of {layer}.attn_qkv only"  # llama.cpp would ignore the biases
     for key in ("feed_forward_length", "attention.head_count", "attention.head_count_kv", "expert_used_count"):
         value = header.setting(key, 0)
         none = {0} if header.architecture in HYBRIDS else set[int]()
@@ -72,7 +73,8 @@ def refusal(header: GgufHeader) -> str | None:
 
 
 def _epsilon(header: GgufHeader, of_rms: bool = False) -> float | None:
-    """Return the epsilon of the model's norms. of_rms: prefer that of RMS norms, because some files have both kinds."""
+    """Return the epsilon of the model's norms. Some files have an epsilon of RMS norms and one of LayerNorm; `of_rms`
+    prefers the epsilon of RMS norms."""
     plain: float | None = header.setting("attention.layer_norm_epsilon")
     rms: float | None = header.setting("attention.layer_norm_rms_epsilon")
     if header.architecture in STRICT:
@@ -96,7 +98,7 @@ def odd_heads(header: GgufHeader) -> str | None:
 
 
 def same_token(header: GgufHeader) -> str | None:
-    """Describe a token that occurs twice; None if there is none. llama.cpp would abort."""
+    """Describe a token that occurs twice in the vocabulary, with which llama.cpp would abort; None if there is none."""
     counts = Counter(text.partition("\0")[0] for text in header.tokens).items()  # in C, texts end at a zero byte
     return next((f"{count} of its tokens are {text!r:.40}" for text, count in counts if text and count > 1), None)
 
@@ -107,7 +109,7 @@ def in_blocks(header: GgufHeader) -> bool:
 
 
 def gguf_config(header: GgufHeader) -> JsonObject:
-    """Return the architecture of a GGUF file as a config.json. Raises UnsupportedModelError if `refusal` names a
+    """Translate the metadata of a GGUF file to a config.json. Raises UnsupportedModelError if `refusal` returns a
     reason, and the errors of `gguf_shape`."""
     why = refusal(header)
     if why is not None:

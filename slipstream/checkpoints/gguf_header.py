@@ -29,12 +29,12 @@ from slipstream.errors import CheckpointError, UnsupportedModelError
 
 ALIGNMENT = 32
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-"""Values of `tokenizer.ggml.token_type`: control tokens are special tokens, user-defined tokens are other added tokens,
-unused ones are embedding rows without a token, and byte tokens stand for one byte each."""
+"""Values of `tokenizer.ggml.token_type`. Control tokens are special tokens, user-defined tokens are other added tokens,
+unused tokens are rows of the embedding without a token, and a byte token stands for one byte."""
 _EMBEDDING = "token_embd.weight"
 
 _ROLES = {"unk": "unknown", "pad": "padding", "sep": "seperator"}
-"""transformers' names of special tokens -> different names in GGUF keys."""
+"""Special tokens whose names in GGUF keys differ from the names in transformers."""
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -45,13 +45,13 @@ FILE_TYPES: Mapping[int, str] = {
     21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S",
     29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4",
 }  # fmt: skip
-"""`general.file_type` -> the name of the mixture of types, such as Q4_K_M."""
+"""For each `general.file_type`, the name of the mixture of tensor types, such as Q4_K_M."""
 
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """shape: as in a checkpoint, [out, in]. type: such as "Q4_K". nbytes: None for an unknown type. file, begin: file
-    of its bytes, and their offset."""
+    """A tensor in a GGUF file. shape: [out, in], as in safetensors. type: for example "Q4_K". nbytes: size in bytes,
+    None for an unknown type. file, begin: the file with the tensor's bytes, and their offset."""
 
     name: str
     shape: tuple[int, ...]
@@ -63,8 +63,8 @@ class GgufTensor:
 
 @dataclass(frozen=True, eq=False)
 class GgufHeader:
-    """metadata: by key; arrays are lists. weights_at: offset of the weights. read: keys of the architecture that were
-    read so far."""
+    """The header of a GGUF file. metadata: values by key; arrays are lists. weights_at: offset of the weights. read:
+    keys of the architecture that were read so far."""
 
     file: MappedFile
     metadata: JsonMapping
@@ -97,15 +97,15 @@ class GgufHeader:
         return value if isinstance(value, list) else [value] * self.size("block_count")
 
     def layer_types(self, pattern: int) -> list[str]:
-        """Return `layer_types` of config.json: which layers have a window. pattern: if the file does not say, all
-        layers but every `pattern`-th have one."""
+        """Return `layer_types` of config.json, which says for each layer whether it has a window. If the file has no
+        such key, all layers except every `pattern`-th have a window."""
         given, layers = self.setting("attention.sliding_window_pattern", pattern), self.size("block_count")
         slides = given if isinstance(given, list) else [bool(given and (i + 1) % given) for i in range(layers)]
         return ["sliding_attention" if each else "full_attention" for each in slides]
 
     @property
     def rope(self) -> JsonObject:
-        """The rotary parameters as in config.json. A factor without a type means linear scaling."""
+        """The rotary parameters as in config.json. A scaling factor without a scaling type means linear scaling."""
         kind = self.setting("rope.scaling.type", "linear")
         factor = self.setting("rope.scaling.factor", self.setting("rope.scale_linear")) or 1.0
         scaled = kind != "none" and (kind, factor) != ("linear", 1.0)
@@ -121,7 +121,7 @@ class GgufHeader:
 
     @property
     def file_type(self) -> str:
-        """The mixture of types of the weights, such as "Q4_K_M"; if unnamed, the most frequent type."""
+        """The name of the mixture of tensor types, such as "Q4_K_M"; the most frequent type if the file has no name."""
         named = FILE_TYPES.get(self.metadata.get("general.file_type", -1))
         return named or max(self.stored, key=lambda name: self.stored[name], default="unknown")
 
@@ -135,22 +135,22 @@ class GgufHeader:
 
     @property
     def has_tokenizer(self) -> bool:
-        """Return whether the file has the texts of its tokens."""
+        """Return whether the file contains a tokenizer."""
         return bool(self.metadata.get("tokenizer.ggml.tokens"))
 
     def token_id(self, role: str) -> int | None:
-        """Return the id of a special token, for example "eos"; None if there is none, or no such token."""
+        """Return the id of the special token with this role, for example "eos"; None if the file has no such token."""
         value = self.metadata.get(f"tokenizer.ggml.{_ROLES.get(role, role)}_token_id")
         return None if value is None or 0 < len(self.tokens) <= value else value
 
     @cached_property
     def token_texts(self) -> dict[int, str]:
-        """Id -> token, without embedding rows that have no token."""
+        """The text of each token by id, without ids that have no token."""
         return {i: text for i, (text, kind) in enumerate(zip(self.tokens, self.types, strict=False)) if kind != UNUSED}
 
     @cached_property
     def types(self) -> list[int]:
-        """Types of the tokens (`tokenizer.ggml.token_type`). As in llama.cpp, tokens that end texts are CONTROL."""
+        """Types of the tokens (`tokenizer.ggml.token_type`). As in llama.cpp, end-of-text tokens are CONTROL."""
         given = self.metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(self.tokens)
         special = frozenset[str]() if WHOLE in self.metadata else END_TEXTS
         return [CONTROL if text in special else kind for text, kind in zip(self.tokens, given, strict=False)]
@@ -165,7 +165,7 @@ class GgufHeader:
 
     @property
     def templates(self) -> str | dict[str, str] | None:
-        """The chat template; if there are several, name -> template, as in transformers."""
+        """The chat template; if there are several, a dictionary of templates by name, as in transformers."""
         texts = {key: text for key, text in self.metadata.items() if key == TEMPLATE or key.startswith(f"{TEMPLATE}.")}
         if texts.keys() <= {TEMPLATE}:
             return texts.get(TEMPLATE)
@@ -173,8 +173,8 @@ class GgufHeader:
 
 
 def read_header(checkpoint: str | Path) -> GgufHeader:
-    """Read the header of a GGUF file; for a model in several files, with the tensors of all. Raises CheckpointError for
-    a file that is missing, truncated or no GGUF file, and for parts that do not belong together."""
+    """Read the header of a GGUF file. If the model is in several files, the header has the tensors of all files. Raises
+    CheckpointError for a file that is missing, truncated or no GGUF file, and for parts that do not belong together."""
     path = Path(checkpoint).expanduser()
     named = _PART.fullmatch(path.name)
     if named is None or int(named[3]) < 2:
@@ -199,13 +199,14 @@ def read_header(checkpoint: str | Path) -> GgufHeader:
 
 
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
-"""Name of one part of a model in several files."""
+"""Pattern of the name of one part, if a model is in several files."""
 
 _NOT_TOGETHER = ("its parts belong to several models, or one was written again", "cannot be read")
 
 
 def _read(path: Path, part: int = 0) -> GgufHeader:
-    """Read the header of one file. part: its number among several; only the first has the model's metadata."""
+    """Read the header of one file. part: index of the file, if a model is in several files. Only the first file has the
+    model's metadata."""
     try:
         file = MappedFile(path, mmap.ACCESS_READ)
     except OSError as fault:
@@ -324,18 +325,18 @@ def _make_error(
 
 @dataclass(frozen=True, kw_only=True)
 class GgufShape(ModelShape):
-    """header: the header of the file."""
+    """Sizes of the model in a GGUF file. header: the file's header."""
 
     header: GgufHeader = field(repr=False, compare=False)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return shapes by the names of `ModelShape`, or by GGUF's names for other tensors."""
+        """Return shapes by the names of `ModelShape`. Tensors without such a name have the name of the GGUF file."""
         names = {_EMBEDDING: "embed_tokens.weight", "position_embd.weight": "embed_positions.weight"}
         return {names.get(tensor.name, tensor.name): tensor.shape for tensor in self.header.tensors}
 
 
 def gguf_shape(header: GgufHeader) -> GgufShape:
-    """Return the sizes of a file's model. Raises CheckpointError if the header does not give them."""
+    """Return the sizes of the model in a GGUF file. Raises CheckpointError if the header does not contain them."""
     tensors = {tensor.name: tensor.shape for tensor in header.tensors}
     hidden, layers = header.size("embedding_length"), header.size("block_count")
     if len(tensors.get(_EMBEDDING, ())) != 2 or not hidden or not 0 < layers <= len(tensors):

@@ -1,7 +1,7 @@
-"""The closed list of GGUF metadata: keys with an effect, with the types of their values, and keys without effect.
+"""The list of known GGUF metadata: keys with an effect, with the types of their values, and keys without effect.
 
-The keys, and the texts of tokens, are taken from what llama.cpp reads for our families (llama-model.cpp and
-llama-vocab.cpp of github.com/ggml-org/llama.cpp).
+These are the keys and token texts that llama.cpp reads for our families (llama-model.cpp and llama-vocab.cpp of
+github.com/ggml-org/llama.cpp).
 """
 
 import logging
@@ -17,10 +17,10 @@ log = logging.getLogger("slipstream")
 MAGIC = b"GGUF"
 """First bytes of a GGUF file."""
 ENDS = "slipstream.eos_ids"
-"""Key of the ids that end a text, as in "0 3" or "none", in files written by Slipstream: the format has keys for three
-such ids only, and llama.cpp adds tokens by their texts."""
+"""Key of the end-of-text ids in files written by Slipstream, with a value such as "0 3" or "none". The GGUF format has
+keys for only three such ids, and llama.cpp adds further ids by the tokens' texts."""
 WHOLE = "tokenizer.huggingface.json"
-"""Key of the checkpoint's tokenizer.json."""
+"""Key whose value is the complete tokenizer.json of the checkpoint."""
 TEMPLATE = "tokenizer.chat_template"
 """Key of the chat template. A named template's key is this key, a full stop and the name."""
 
@@ -31,7 +31,7 @@ _ENDING = (
     "<|file_sep|>"
 )
 END_TEXTS = frozenset(_ENDING.split())
-"""Texts of tokens that end a text, whatever type the file gives these tokens."""
+"""Texts of tokens that always count as end-of-text tokens, even if the file gives them another type."""
 
 
 def _is_size(value: object) -> bool:
@@ -67,8 +67,8 @@ _KEYS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
      r"\*\.(tensor_data_layout|pooling_type|n_deepstack_layers|rope\.(scaling\.finetuned|dimension_sections))",
      lambda value: True),
 )  # fmt: skip
-"""Known keys, with * for the name of the architecture, and checks of their values. Keys of the last entry describe the
-file, or are for tokenizers."""
+"""Known keys, with * for the name of the architecture, and checks of their values. Keys of the last entry have no
+effect: they describe the file, or are for tokenizers."""
 
 
 _FURTHER: tuple[tuple[str, Callable[[Any], bool]], ...] = (
@@ -91,7 +91,8 @@ _FURTHER: tuple[tuple[str, Callable[[Any], bool]], ...] = (
 
 
 def _check(key: str, architecture: str, more: bool = True) -> Callable[[Any], bool] | None:
-    """Return the check of a key's value; None for an unknown key. more: include keys of single families."""
+    """Return the function that checks a key's value; None for an unknown key. more: whether keys that have an effect
+    only in some families are known, too."""
     name = f"*.{key.removeprefix(architecture)[1:]}" if key.startswith(f"{architecture}.") else key
     keys = _KEYS + _FURTHER if more else _KEYS
     return next((check for known, check in keys if re.fullmatch(known, name)), None)

@@ -1,7 +1,7 @@
 """The tensors of a GGUF file for our decoder.
 
-Blocks of integers keep their stored format (`Blocks`); other tensors are read as float32 or in their dtype. The file is
-mapped, and each tensor is read at its access.
+Blocks of integers keep their stored format (`Blocks`). Other tensors are read as float32 or in their stored dtype. The
+file is mapped into memory, and a tensor is read when it is accessed.
 """
 
 import math
@@ -35,16 +35,16 @@ _PARTS = {
     "embed_tokens": "token_embd", "embed_positions": "position_embd", "norm": "output_norm", "lm_head": "output",
 }  # fmt: skip
 _EXPERT = re.compile(r"mlp\.experts\.\d+\.(gate|up|down)_proj")
-"""All experts of a layer are one tensor [experts, out, in]."""
+"""Parts of single experts. In GGUF files, all experts of a layer are one tensor [experts, out, in]."""
 
 _OF_HEADS = ("self_attn.k_up_proj.weight", "self_attn.v_up_proj.weight")
-"""Matrices of all heads, stored as one tensor [heads, out, in]."""
+"""Tensors that contain the matrices of all heads, [heads, out, in]."""
 
 _MTP = {
     "eh_proj": "nextn.eh_proj", "enorm": "nextn.enorm", "hnorm": "nextn.hnorm", "norm": "nextn.shared_head_norm",
 }  # fmt: skip
 _COPIES = ("nextn.embed_tokens", "nextn.shared_head_head")
-"""Copies of the decoder's own tables in an MTP layer, which are not read."""
+"""Tensors of an MTP layer that are copies of the decoder's embedding and output head. They are not read."""
 
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, each) for name, each in FLOATS.items()}
 
@@ -53,7 +53,8 @@ class GgufTensors:
     """The tensors of a GGUF file under canonical names. Raises CheckpointError for missing or unknown tensors and wrong
     shapes.
 
-    quantised  format of a quantised file's weights, such as "Q4_K_M". readers: as `Weights` takes them.
+    quantised  format of the weights in a quantised file, such as "Q4_K_M".
+    readers    the functions that read tensors, in the form that `Weights` needs.
     """
 
     def __init__(self, header: GgufHeader, config: DecoderConfig):
@@ -74,7 +75,7 @@ class GgufTensors:
             by_name.pop(name, None)  # already in the configuration
         for number, layer in enumerate(config.described):
             for part in ("attn_k", "attn_v", "attn_k_norm") if layer.shared is not None else ():
-                by_name.pop(f"blk.{number}.{part}.weight", None)  # unused left-overs of training
+                by_name.pop(f"blk.{number}.{part}.weight", None)  # unused: the layer reads another layer's KV
         self._shapes, lost = config.shapes(), []
         self.readers: dict[str, tuple[str, Callable[[slice], Tensor]]] = {}
         for name, parts in names_in_file(config, by_name.keys()).items():
@@ -136,7 +137,8 @@ class GgufTensors:
 
 
 def names_in_file(config: DecoderConfig, held: Container[str] = ()) -> dict[str, list[str]]:
-    """Return name in the file -> canonical names of its tensors, in order. held: names that the file has."""
+    """Return for each tensor name in the file the canonical names of the tensors that it contains, in order. held:
+    names that the file has."""
     names: dict[str, list[str]] = {}
     family, shapes = FAMILIES[config.model_type], config.shapes()
     parts = _PARTS | dict(family.gguf_names)
@@ -153,7 +155,7 @@ def names_in_file(config: DecoderConfig, held: Container[str] = ()) -> dict[str,
             each = [f"layers.{number}.{one}.{kind}" for one in family.fused[whole]]
             names[f"blk.{layer}.{parts[whole]}.{kind}"] = [one for one in each if one in shapes]
             continue
-        if f"{part}.{kind}" in parts:  # such as ssm_a, which belongs to no linear layer
+        if f"{part}.{kind}" in parts:  # a tensor that belongs to no linear layer, such as ssm_a
             names[f"blk.{layer}.{parts[f'{part}.{kind}']}"] = [name]
             continue
         expert = _EXPERT.fullmatch(part)
@@ -164,7 +166,7 @@ def names_in_file(config: DecoderConfig, held: Container[str] = ()) -> dict[str,
         if stored in ("attn_q", "attn_k", "attn_v") and fused:
             stored = "attn_qkv"
         if stored == "ffn_gate" and held and f"blk.{layer}.ffn_gate.weight" not in held:
-            stored = "ffn_up"  # gate rows, then up rows
+            stored = "ffn_up"  # one tensor with gate rows, then up rows
         names.setdefault(f"blk.{layer}.{stored}.{kind}", []).append(name)
     return names
 
@@ -176,14 +178,16 @@ def _find_fused(config: DecoderConfig, part: str) -> str | None:
 
 
 def _plain(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a shape without dimensions of 1; for a vector its length, because llama.cpp stores some as matrices."""
+    """Return a shape without dimensions of 1. If a vector is wanted, return its length as the only dimension, because
+    llama.cpp stores some vectors as matrices."""
     return (math.prod(shape),) if len(wanted) == 1 else tuple(size for size in shape if size > 1)
 
 
 def _rows(
     config: DecoderConfig, name: str, first: int, shape: tuple[int, ...], outs: int
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """Return a function that takes a canonical tensor's rows, from row `first` of `outs` on, from a stored tensor."""
+    """Return a function that cuts a canonical tensor out of a stored tensor with `outs` rows. The canonical tensor
+    begins at row `first`."""
     order = rows_in_gguf(config, name)
     chosen: Any = slice(first, first + shape[0]) if order is None else order + first
     fused = _find_fused(config, name.rpartition(".")[0].split(".", 2)[-1])
@@ -191,7 +195,7 @@ def _rows(
         order = np.arange(outs).reshape(groups, -1)
         chosen = order[:, first // groups : (first + shape[0]) // groups].ravel()
     if len(shape) == 1 and ".experts." in name:
-        return lambda raw: raw[first // shape[0] :][:1]  # a row for each expert
+        return lambda raw: raw[first // shape[0] :][:1]  # a stored bias has one row for each expert
     if len(shape) == 1:
         return lambda raw: raw.reshape(1, -1, raw.shape[-1])[:, chosen]
     return lambda raw: raw[chosen]

@@ -1,4 +1,4 @@
-"""The order of rows in query and key heads, for checkpoints whose order differs from our rotary embedding's."""
+"""The order of rows in query and key heads, for checkpoints that have another order than our rotary embedding needs."""
 
 import re
 
@@ -11,7 +11,7 @@ from slipstream.checkpoints.families import FAMILIES
 def groups_of(config: DecoderConfig, fused: str) -> int:
     """Return the number of groups of rows in a fused tensor: see `Family.grouped`."""
     kind = FAMILIES[config.model_type].grouped.get(fused)
-    if kind is None:  # the usual case, without reading the layers
+    if kind is None:  # the usual case, which needs no layer descriptions
         return 1
     return config.heads if kind == "heads" else next((layer.groups for layer in config.recurrences), 1)
 
@@ -20,10 +20,12 @@ _TURNED = re.compile(r"layers\.(\d+)\.self_attn\.(q|k|q_b|kv_a)_(proj|norm)\.(we
 
 
 def rows_of_halves(config: DecoderConfig, name: str) -> np.ndarray | None:
-    """Return the stored positions of the rows of a query or key projection whose rotary embedding rotates neighbours,
-    elements 2i and 2i + 1 of a head; ours rotates i and i + n / 2. In latent attention the stored rotated elements come
-    last, ours come first. Converters order the heads of layers without positions in the same way. Returns None for
-    tensors that keep their order."""
+    """Return for each row of a query or key projection its index in the stored tensor, or None if the order is the
+    same.
+
+    The order differs in checkpoints whose rotary embedding rotates neighbours, elements 2i and 2i + 1 of a head; our
+    kernels rotate i and i + n / 2. In latent attention, rotated elements are stored last, but our kernels need them
+    first. Converters reorder the heads of layers without rotary embedding, too."""
     found = _TURNED.fullmatch(name)
     layer = config.described[int(found[1])] if found else None
     if found is None or layer is None or not config.rotaries:

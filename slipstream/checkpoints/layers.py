@@ -1,5 +1,5 @@
-"""`LayerDescription`: the parts of a layer of a decoder. Families differ only in these descriptions, which executors
-read as data. Importing this module does not import torch."""
+"""`LayerDescription`: the parts of a decoder layer. Executors read these descriptions and do not depend on the family.
+Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from slipstream.checkpoints.recurrence import Recurrence
 @dataclass(frozen=True, kw_only=True)
 class Latent:
     """Describes multi-head latent attention (MLA, arXiv 2405.04434): keys and values of all heads are products of one
-    latent vector. The KV cache holds this vector instead, and a key that the rotary embedding rotates.
+    latent vector. The KV cache contains this vector and one rotated key for all heads.
 
-    rank        width of the latent vector.
-    query_rank  width of the vector that queries are computed from; 0: queries are computed from the input.
-    plain, rotated  dimensions of a head's queries and keys that are left unrotated, and that are rotated.
+    rank        width of the latent vector of keys and values.
+    query_rank  width of the latent vector of queries; 0: queries are computed from the input.
+    plain, rotated  numbers of dimensions of a head's queries and keys without and with rotary embedding.
     value       size of each head's values.
-    eps         epsilon of both vectors' norms.
+    eps         epsilon of the norms of both latent vectors.
     """
 
     rank: int
@@ -37,30 +37,32 @@ class LayerDescription:
     recurrence     the recurrent mixer that replaces attention; None: attention mixes.
     beside         whether attention reads the same input as the recurrence, and both outputs are added.
     heads, kv_heads, head_dim  sizes of attention.
-    latent         None: attention with separate keys and values. Otherwise the cache has one head, [rotated, rank],
-                   whose values are its keys.
+    latent         None: attention with separate keys and values. Otherwise the KV cache has one key head of the size
+                   rotated + rank, which is also the value head.
     window         None: full attention; W: a token sees itself and the W - 1 positions before it.
     chunked        whether a token sees, within the window, only tokens since the last multiple of W.
     rotary         index of the rotary embedding that rotates queries and keys; None: no rotation.
     scale          factor of the scores; None: 1 / sqrt(head_dim).
     cap            c: scores become c * tanh(score / c); 0: no cap.
     sinks          whether each head has a learned score in the softmax, without a value.
-    qk_norm        "head": RMS norm of each query and key head, "plain": like "head" without a weight, "width": of all
-                   heads together, "": none. late_norm: whether the norm comes after the rotary embedding.
+    qk_norm        "head": RMS norm of each query and key head; "plain": like "head" without a weight; "width": RMS norm
+                   over all heads together; "": no norm.
+    late_norm      whether this norm comes after the rotary embedding.
     query_scale    factor of queries after a norm without a weight.
     value_norm     whether each value head has an RMS norm, without a weight.
     key_is_value   whether values are the keys before norm and rotary embedding.
-    shared         index of the layer whose keys and values this layer reads; None: it has its own.
-    growing        whether queries are scaled by their position, as `DecoderConfig.growth` says.
+    shared         index of the layer whose keys and values this layer reads; None: it has its own keys and values.
+    growing        whether queries are scaled by their position, see `DecoderConfig.growth`.
     gate           "output" or "head": the output of attention is multiplied by sigmoids of another projection of the
                    input, one for each number or for each head; "": no gate.
     norm_before, norm_after  whether the inputs, and the outputs, of attention and MLP are normalised.
-    parallel       whether attention and MLP read the same x; one_norm: and the same norm of x.
-    intermediate_size  width of the MLP; 0: experts instead, or no MLP.
+    parallel       whether attention and MLP read the same x.
+    one_norm       whether attention and MLP read the same norm of x.
+    intermediate_size  width of the MLP; 0: the layer has experts instead, or no MLP.
     sparse         whether the MLP is a mixture of experts (`ModelShape.experts`).
     scaled         whether the layer's output is multiplied by a learned number.
-    factors        canonical part, such as "self_attn.k_proj" -> factor of its outputs. out_scale: factor of a
-                   recurrence's output projection.
+    factors        factor of the outputs of a linear layer, by canonical part, such as "self_attn.k_proj".
+    out_scale      factor of a recurrence's output projection.
     """
 
     mixes: bool = True

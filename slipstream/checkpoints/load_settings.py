@@ -1,7 +1,8 @@
-"""`LoadSettings`: how a model is loaded and run, one field a setting. Importing this module does not import torch.
+"""`LoadSettings`: how a model is loaded and run, with one field for each setting. Importing this module does not import
+torch.
 
-`LLM`, the command line, the describers of models and the executors read this one object. The command-line option and
-its help follow from the field. A new setting needs a field here, its type in `LoadKeywords`, and the code that uses it.
+`LLM`, the command line, `targets.describe` and the executors read this object. Command-line options and their help are
+derived from the fields. A new setting needs a field here, its type in `LoadKeywords`, and the code that uses it.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def _check_dtype(name: str, value: Dtype) -> Dtype:
 
 @dataclass(frozen=True)
 class LoadSettings(Strict):
-    """How to load a model. Raises ParameterError for values that no model can be loaded with.
+    """How to load a model. Raises ParameterError for values that are wrong for every model.
 
     executor   "auto": on a CPU native if it supports the model, otherwise torch; transformers runs models that our own
                decoder does not. "native" (our own CPU kernels), "torch", "transformers", "cuda" (our own kernels on an
@@ -79,14 +80,14 @@ class LoadSettings(Strict):
     device     None: CUDA if there is one and the executor can use it, otherwise the CPU.
     quantize   weight format of the native executor: None; "w8a16" or "w8a8" (int8 weights, activations in 16 or 8
                bits); "int8": w8a16 for a target, w8a8 for a draft model; "w4a8", or "int4": weights in 4 bits.
-    draft_quantize  weight format of the draft model, or "none". None: as the target's.
+    draft_quantize  weight format of the draft model, or "none". None: the format of the target.
     draft_tokenizer  "same": a draft model with another tokenizer is refused. "string": its text is split by the
                      target's tokenizer (see `drafters.string_match`).
-    threads    None: as many as can run at once. For torch the setting holds for the whole process.
+    threads    number of CPU threads. None: as many as can run at once. PyTorch's number applies to the whole process.
     kv_dtype   format of the native executor's KV cache: None, "float32", "float16" or "q8_0" (8 bits, with a float16
                scale for 32 numbers of a key or value).
     kv_tokens  size of the KV cache in tokens, all sequences together; None: as many as fit into memory.
-    device_map  places of the target's layers, as in transformers' `from_pretrained`: a word such as "auto", or a
+    device_map  devices of the target's layers, as in transformers' `from_pretrained`: a word such as "auto", or a
                 mapping of modules to devices.
     lora       folder or hub id of a LoRA adapter to merge into the target's weights (see `checkpoints.lora`).
     trust_remote_code  whether to run Python code of the target's checkpoint if transformers does not know the model.
@@ -152,8 +153,8 @@ class LoadSettings(Strict):
     def of(
         values: Mapping[str, object] | LoadKeywords, caller: str = "LoadSettings", more: tuple[str, ...] = ()
     ) -> LoadSettings:
-        """Make settings from keywords of `caller`, whose other parameters are `more`. Raises ParameterError for
-        others."""
+        """Make settings from keywords of the function `caller`. Raises ParameterError for unknown keywords. more: other
+        parameters of this function, for the error's suggestion."""
         names = [f.name for f in fields(LoadSettings)]
         for name in values:
             if name not in names:
@@ -172,7 +173,7 @@ class LoadSettings(Strict):
 
     @property
     def given(self) -> dict[str, object]:
-        """The settings that decide what runs and how, and that differ from their defaults."""
+        """The settings, among those that decide what runs and how, that differ from their defaults."""
         beside = ("draft_quantize", "draft_tokenizer", "generation_config", "trust_remote_code")
         values = {name: value for name, value in self.keywords.items() if name not in beside}
         return {name: value for name, value in values.items() if value not in (None, getattr(DEFAULTS, name))}
@@ -197,7 +198,7 @@ class LoadSettings(Strict):
         )
 
     def refuse(self, names: tuple[str, ...], of: str, why: str, fix: str) -> None:
-        """Raise ParameterError if one of these settings is given. of: the end of the message, after "... was"."""
+        """Raise ParameterError if one of the settings `names` is given. of: the end of the message, after "... was"."""
         asked = {name: value for name, value in self.given.items() if name in names}
         if asked:
             each = " and ".join(f"{name}={value!r}" for name, value in asked.items())

@@ -22,7 +22,7 @@ from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelErro
 CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
 _FACTOR = re.compile(r"(.+)\.lora_(embedding_)?([AB])(?:\.weight)?")
 _WITHOUT_EFFECT = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
-"""Ways to begin training that do not change the model's weights."""
+"""Values of `init_lora_weights` that do not change the base model's weights."""
 _READ = frozenset(
     (
         "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "eva_config",
@@ -32,11 +32,12 @@ _READ = frozenset(
         "task_type", "use_rslora",
     )
 )  # fmt: skip
-"""Fields of adapter_config.json that are read, or have no effect on a trained adapter."""
+"""Fields of adapter_config.json that are read here, or that have no effect on a trained adapter."""
 
 
 class Adapter:
-    """checkpoint: the adapter's. Raises the family of `LoadError`; UnsupportedModelError for more than plain LoRA."""
+    """A LoRA adapter. checkpoint: of the adapter. Raises `LoadError` or its subclasses; UnsupportedModelError if the
+    adapter is not plain LoRA."""
 
     def __init__(self, checkpoint: CheckpointName):
         self.folder = Checkpoint.open(checkpoint).download()
@@ -76,7 +77,7 @@ class Adapter:
     def _product(
         self, module: str, embedding: bool, pair: Mapping[str, Tensor], config: JsonMapping
     ) -> tuple[Tensor, Tensor, float]:
-        """Return two matrices and a number, whose product is added to the weight of a module."""
+        """Return two matrices and a number. Their product is the change of the module's weight."""
         rank = _of_module(config.get("rank_pattern"), module, config["r"])
         if pair.keys() != {"A", "B"} or not len(pair["A"]) == pair["B"].shape[-1] == rank:
             shapes = {name: tuple(tensor.shape) for name, tensor in pair.items()}
@@ -91,8 +92,8 @@ class Adapter:
         return pair["B"], pair["A"], scale
 
     def changes(self, name: str, shape: tuple[int, ...], shared: bool = False) -> bool:
-        """Return whether the adapter changes the model's tensor of that name. shared: whether the tensor is both
-        embedding and output head. Raises CheckpointError if the adapter does not fit."""
+        """Return whether the adapter changes the model's tensor `name`. shared: whether the tensor is both embedding
+        and output head. Raises CheckpointError if the adapter does not fit the model."""
         key = _key(name)
         if key not in self._full and key not in self._factors:
             return False
@@ -138,7 +139,7 @@ class Adapter:
 
 
 def _key(name: str) -> str:
-    """Remove the first part of a name, because checkpoints of a model without its output head lack it."""
+    """Remove the first part of a name. Checkpoints of a model without its output head lack this part."""
     return name.removeprefix("model.").removeprefix("transformer.")
 
 

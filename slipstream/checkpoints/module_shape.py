@@ -1,5 +1,6 @@
-"""`ModelShape`: facts about every model before its weights are read. `ModuleShape`: such facts for a model that
-transformers runs, from its configuration, whose keys differ between families. Importing this module imports no torch.
+"""`ModelShape`: sizes of a model, known before its weights are read. `ModuleShape`: the sizes of a model that
+transformers runs, from its configuration, whose keys differ between families. Importing this module does not import
+torch.
 """
 
 import math
@@ -16,7 +17,7 @@ UNBOUNDED = 2**31 - 1
 """Context of a model whose positions are distances (ALiBi), or that has no positions (recurrent models)."""
 
 PADDING = 0.01
-"""If numbers of ids differ by less than this share, they belong to one vocabulary, padded."""
+"""If two vocabulary sizes differ by less than this ratio, they are one vocabulary with different padding."""
 
 _FIX = "correct config.json, or export the checkpoint again"
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
@@ -25,7 +26,7 @@ _PER_TOKEN_KEYS = ("num_experts_per_tok", "moe_top_k", "top_k_experts")
 
 
 def differ(*widths: int) -> bool:
-    """Return whether these numbers of ids differ by more than padding."""
+    """Return whether these vocabulary sizes differ by more than padding."""
     return max(widths) - min(widths) > PADDING * max(widths)
 
 
@@ -38,8 +39,9 @@ class Experts:
     sigmoid    whether the sigmoid turns scores into weights; otherwise the softmax over all experts.
     corrected  whether a learned bias is added to the weights when experts are picked.
     groups, top_groups  experts are picked from the best groups only, ranked by their `group_best` best experts.
-    router_bias  whether scores have a bias. shared: width of an expert for every token, 0: none. shared_gate: whether
-                 its output is multiplied by a sigmoid.
+    router_bias  whether scores have a bias.
+    shared       width of the shared expert, which runs for every token; 0: none.
+    shared_gate  whether the shared expert's output is multiplied by a sigmoid.
     weighted_inputs  whether weights multiply the experts' inputs instead of their outputs (Llama 4).
     apart      whether router and experts have their own input norms (the router's times width^-0.5), outputs of experts
                and shared expert have norms, and the weight of each expert has a factor (Gemma 4).
@@ -64,7 +66,7 @@ class Experts:
 
     @property
     def plain(self) -> bool:
-        """Return whether experts are picked by the softmax, without any addition."""
+        """Return whether experts are picked by the softmax, as in Mixtral, without any of the features above."""
         usual = Experts(self.count, self.per_token, self.intermediate_size, self.norm_topk, self.layers)
         return self == usual
 
@@ -80,8 +82,8 @@ class ModelShape:
     rope_parameters  theta, type and the parameters of that type; empty for learned positions.
     windows      for each layer, None (full attention) or W: a token sees itself and the W - 1 positions before it.
     eos_ids      ids that end a text, as in generation_config.json or else config.json; possibly empty.
-    mask_token   `pard_token`: id that stands for several tokens which the model predicts in one pass (PARD, arXiv
-                 2504.18583); None: not trained for that.
+    mask_token   `pard_token`: mask token of a model that predicts several tokens in one pass (PARD, arXiv 2504.18583);
+                 None: the model is not trained for PARD.
     """
 
     model_type: str
@@ -103,7 +105,7 @@ class ModelShape:
 
     @cached_property
     def parameters(self) -> int:
-        """Number of weights; a tied head is counted once."""
+        """Number of weights. A tied output head is counted once."""
         return sum(math.prod(shape) for shape in self.shapes().values())
 
     @cached_property
@@ -138,7 +140,7 @@ class ModelShape:
 
     @property
     def recurrences(self) -> tuple[Recurrence, ...]:
-        """Mixers of its recurrent layers that our own kernels run."""
+        """The recurrent mixers that our own kernels run."""
         return ()
 
     @property
@@ -148,24 +150,24 @@ class ModelShape:
 
     @property
     def kv_width(self) -> int:
-        """Number of numbers in the keys of one token, over all layers with their own keys."""
+        """How many numbers the keys of one token have, over all layers with their own keys."""
         return self.layers * self.kv_heads * self.head_dim
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return name -> shape of every weight, a tied head counted once. The input embedding is
+        """Return the shape of every weight by name; a tied output head occurs once. The input embedding is
         "embed_tokens.weight"."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleShape(ModelShape):
-    """config: the configuration of transformers."""
+    """Sizes of a model that transformers runs. config: its configuration in transformers."""
 
     kv_width: int = 0
     config: Any = field(default=None, repr=False, compare=False)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return shapes as `ModelShape.shapes`. The model is made without memory for its weights."""
+        """See `ModelShape.shapes`. The model is built without memory for its weights."""
         import torch
         from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -183,7 +185,7 @@ def shape_of(config: Any, generation: Any, vocab_size: int | None = None) -> Mod
     """Return the shape of a transformers model.
 
     config      configuration of the whole model. generation: its generation configuration, or None.
-    vocab_size  width of its logits; None: as in the configuration.
+    vocab_size  number of the model's logits; None: as in the configuration.
     """
     text = config.get_text_config(decoder=True)
     context = _bound(text, "max_decoder_position_embeddings")
@@ -194,7 +196,7 @@ def shape_of(config: Any, generation: Any, vocab_size: int | None = None) -> Mod
         source = (getattr(config, "encoder", None) or config).get_text_config()
     rope = getattr(text, "rope_parameters", None) or {}
     vocab = vocab_size or text.vocab_size
-    # In some families layers differ, and the configuration has no common values (Gemma 4).
+    # In some families (Gemma 4) sizes differ between layers, and the configuration has no common values.
     each = [] if config.is_encoder_decoder else list(getattr(text, "per_layer_config", ()))
     each = each or [text] * layers
     heads = [_first(one, "num_attention_heads") or 0 for one in each]
@@ -225,10 +227,11 @@ def shape_of(config: Any, generation: Any, vocab_size: int | None = None) -> Mod
 
 
 def shape_in(folder: Path, kind: object) -> ModuleShape:
-    """Return the shape of the model in a folder, from its small files. Its code does not run. kind: `model_type`.
+    """Return the shape of the model in a folder, from its small files. The folder's Python code does not run. kind:
+    `model_type`.
 
-    Raises UnsupportedModelError unless the installed transformers has the architecture as a causal language model or an
-    encoder-decoder of texts, ConfigError for a configuration that transformers refuses."""
+    Raises UnsupportedModelError if the installed transformers has the architecture neither as a causal language model
+    nor as an encoder-decoder of texts, and ConfigError for a configuration that transformers refuses."""
     import transformers
 
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
@@ -263,15 +266,17 @@ def _eos(text: object, generation: object, vocab: int) -> tuple[int, ...]:
 
 
 def _bound(text: object, key: str) -> int:
-    """Return the context. T5's `n_positions` is the length of its training texts: its positions are distances."""
+    """Return the context. T5 is unbounded, because its positions are distances; its `n_positions` is only the length of
+    its training texts."""
     if hasattr(text, "relative_attention_num_buckets"):
         return UNBOUNDED
     return _first(text, key, *_CONTEXT_KEYS) or UNBOUNDED
 
 
 def _count_unscaled(rope: Any, context: int) -> int:
-    """Return the number of positions with the same frequencies. "longrope" and "dynamic" change frequencies when a text
-    becomes longer, but cached keys keep theirs, so the text would depend on how it is cut into passes."""
+    """Return the number of positions with the same rotary frequencies. "longrope" and "dynamic" change frequencies when
+    a sequence becomes longer, but keys in the KV cache keep the old ones. So beyond this number, the output would
+    depend on how the sequence is cut into passes."""
     each = [rope] if "rope_type" in rope else [value for value in rope.values() if isinstance(value, dict)]
     varying = [one for one in each if one.get("rope_type") in ("longrope", "dynamic")]
     return min([int(one.get("original_max_position_embeddings") or context) for one in varying], default=context)

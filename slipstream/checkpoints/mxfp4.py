@@ -3,7 +3,7 @@
     ..._blocks uint8 [E, out, in / 32, 16]    columns 2j and 2j + 1 of a block in the lower and upper half of byte j
     ..._scales uint8 [E, out, in / 32]        exponent of the block's scale, plus 127
 
-Gate and up rows take turns. Nothing is rounded: the kernels read the same blocks from GGUF files.
+Gate and up rows alternate. Weights are not rounded again, because the kernels support the same blocks from GGUF files.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from slipstream.checkpoints.weight_blocks import READERS, Blocks
 from slipstream.errors import CheckpointError, reading
 
 METHOD, QUANTISED = "mxfp4", "MXFP4"
-"""`quant_method` in config.json, and the name of such weights."""
+"""`quant_method` in config.json, and the format's name for users."""
 
 Stored = tuple[Callable[[], Tensor], tuple[int, ...]]
 """A function that reads a tensor, and the tensor's shape."""
 
 _PACKED = re.compile(r"(?:.*\.)?(layers\.\d+\.mlp\.experts)\.(gate_up_proj|down_proj)_blocks")
-_NAN = 255  # as a scale
+_NAN = 255  # the scale that stands for NaN
 _PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
@@ -37,9 +37,10 @@ def is_mxfp4(config: Mapping[str, object]) -> bool:
 
 
 class Mxfp4Tensors:
-    """Takes pairs of blocks and scales out of `stored`, and offers a matrix of each expert under its canonical name.
+    """Removes pairs of blocks and scales from `stored`, and provides the matrices of each expert under canonical names.
+    Raises CheckpointError for an incomplete pair.
 
-    readers  as `stored`, for these matrices. Raises CheckpointError for an incomplete pair.
+    readers  functions that read these matrices, and their shapes.
     """
 
     quantised = QUANTISED

@@ -7,23 +7,23 @@ from dataclasses import dataclass
 CONVOLUTION, DELTA, STATE_SPACE = "convolution", "delta", "state space"
 
 SNAPSHOTS = 64
-"""Largest number of state snapshots that are kept for later texts."""
+"""Largest number of state snapshots that are kept for later requests with the same prefix."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recurrence:
     """Describes a layer's recurrent mixer, which replaces attention.
 
-    kind       CONVOLUTION: a short convolution of a product of two projections, times a third (LFM2). DELTA: Gated
-               DeltaNet (arXiv 2412.06464). STATE_SPACE: Mamba-2 (2405.21060).
-    taps       length of the causal convolution over channels: number of tokens that one output sees.
-    heads      number of heads, each with a state [key, value]; a convolution has one, with key = 0.
+    kind       CONVOLUTION: a short convolution of a product of two projections, multiplied by a third projection
+               (LFM2). DELTA: Gated DeltaNet (arXiv 2412.06464). STATE_SPACE: Mamba-2 (2405.21060).
+    taps       length of the causal convolution over channels, which is the number of tokens that one output sees.
+    heads      number of heads, each with a state [key, value]; a convolution has one head, with key = 0.
     groups     number of groups of heads that share queries and keys (in Mamba-2: C and B).
     conv_bias, bias  whether the convolution, and the projections, have a bias.
-    normed     number of outputs that one RMS norm covers: of a head, or of several; 0: no norm.
+    normed     number of outputs that one RMS norm covers: the outputs of one head or of several heads; 0: no norm.
     gate_first whether outputs are gated before the norm. eps: epsilon of this norm; None: as in the other norms.
     doubled    whether beta is in 0..2 instead of 0..1.
-    tiled      whether head i is in group i % groups, as in GGUF files of Qwen3.5; or a group's heads are neighbours.
+    tiled      whether head i is in group i % groups, as in GGUF files of Qwen3.5; else a group's heads are neighbours.
     """
 
     kind: str
@@ -56,7 +56,7 @@ class Recurrence:
 
     @property
     def kept(self) -> int:
-        """Number of values of a token that a later pass needs."""
+        """How many input values of a token a later pass may need."""
         return self.channels + len(self.per_head) * self.heads
 
     @property
@@ -66,19 +66,19 @@ class Recurrence:
 
     @property
     def mixed(self) -> dict[str, int]:
-        """Convolved projections -> their numbers of outputs."""
+        """The number of outputs of each projection that the convolution reads."""
         if self.kind == CONVOLUTION:
             return {"values": self.width}
         return {"queries": self.groups * self.key, "keys": self.groups * self.key, "values": self.width}
 
     @property
     def projections(self) -> dict[str, int]:
-        """All projections of the input, in the kernels' order -> their numbers of outputs."""
+        """The number of outputs of each projection of the input, in the order of the kernels."""
         factors = {"factors": self.width} if self.kind == CONVOLUTION else {}
         return self.mixed | factors | dict.fromkeys(self.per_head, self.heads) | {"gates": self.width}
 
     def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
-        """Return canonical part -> shape of every weight."""
+        """Return the shape of every weight by its canonical part."""
         out: dict[str, tuple[int, ...]] = {}
         for name, outs in self.projections.items():
             out[f"{name}.weight"] = (outs, hidden)

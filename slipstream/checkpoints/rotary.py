@@ -1,4 +1,4 @@
-"""Inverse frequencies of rotary embeddings, with the scalings that checkpoints ask for."""
+"""Inverse frequencies of rotary embeddings, with the scalings of checkpoints."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def frequencies(p: JsonMapping, size: int, context: int) -> tuple[Tensor, float]
     The values are computed in float32 and then converted to float64: checkpoints were trained with float32 frequencies,
     and at position 100,000 the difference is 0.006 radians.
     Sources: RoFormer (arXiv 2104.09864); linear: position interpolation (2306.15595); yarn (2309.00071); longrope
-    (2402.13753): only factors for short texts, because the context ends where they change; llama3: the Llama 3.1
-    release; proportional: Gemma 4, whose last dimensions are not rotated. "dynamic" is not supported: its frequencies
-    change with the length of the text, but keys in the KV cache keep the old ones."""
+    (2402.13753): only the factors for short contexts, because our context ends where the factors change; llama3: the
+    Llama 3.1 release; proportional: Gemma 4, whose last dimensions are not rotated. "dynamic" is not supported: its
+    frequencies change with the length of the sequence, but keys in the KV cache keep the old frequencies."""
     kind, theta = p.get("rope_type", p.get("type", "default")), positive(p, "rope_theta")
     if theta <= 1:
         raise ConfigError(f"rope_theta is {theta}, must be greater than 1", fix="correct config.json")
@@ -59,7 +59,7 @@ def frequencies(p: JsonMapping, size: int, context: int) -> tuple[Tensor, float]
 
 
 def _longrope(powers: Tensor, p: JsonMapping, context: int) -> tuple[Tensor, float]:
-    """Return LongRoPE's frequencies, by a divisor for each, and the factor of cos and sin."""
+    """Return LongRoPE's frequencies, each divided by its own factor, and the factor of cos and sin."""
     trained = positive(p, "original_max_position_embeddings", context)
     short = p.get("short_factor")
     if not isinstance(short, list) or len(short) != len(powers) or not all(_is_positive(x) for x in short):
@@ -74,7 +74,8 @@ def _is_positive(value: Any) -> bool:
 
 
 def _llama3(inv_freq: Tensor, p: JsonMapping, context: int) -> Tensor:
-    """Scale as Llama 3.1: divide frequencies of long wavelengths by `factor`, keep short ones, interpolate between."""
+    """Scale as Llama 3.1: divide the frequencies of long wavelengths by `factor`, keep the frequencies of short
+    wavelengths, and interpolate between them."""
     factor, low, high = (positive(p, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
     trained = positive(p, "original_max_position_embeddings", context)
     wavelength = 2 * math.pi / inv_freq  # [D/2]
@@ -86,7 +87,8 @@ def _llama3(inv_freq: Tensor, p: JsonMapping, context: int) -> Tensor:
 
 
 def _yarn(powers: Tensor, theta: float, dim: int, p: JsonMapping, context: int) -> tuple[Tensor, float]:
-    """Scale as YaRN (arXiv 2309.00071): a linear ramp over the dimensions, from kept to interpolated frequencies."""
+    """Scale as YaRN (arXiv 2309.00071): a linear ramp over the dimensions, from unchanged to interpolated
+    frequencies."""
     trained = positive(p, "original_max_position_embeddings", context)
     factor = positive(p, "factor", context / trained)
     mscale, mscale_all, fast, slow = (
@@ -100,7 +102,7 @@ def _yarn(powers: Tensor, theta: float, dim: int, p: JsonMapping, context: int) 
     scale = positive(p, "attention_factor", grow(mscale) / grow(mscale_all) if mscale and mscale_all else grow(1.0))
 
     def dimension(rotations: float) -> float:
-        """Return the dimension with `rotations` full rotations over the trained length."""
+        """Return the dimension that makes `rotations` full rotations over the trained context."""
         return dim * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = dimension(fast), dimension(slow)

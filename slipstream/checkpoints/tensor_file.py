@@ -2,8 +2,8 @@
 
     8 bytes: length of the header, little-endian     JSON: name -> dtype, shape, data_offsets     values of the tensors
 
-The safetensors library opens a file for every handle, and again for torch. Here one open file serves the header and
-every mapping. The file is not trusted: offsets are compared with its size before anything is mapped.
+The safetensors library opens a file several times. Here the file is opened once for its header and all mappings. The
+file is not trusted: offsets are compared with its size before anything is mapped.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _DTYPES = {
 """Name of a dtype in the header -> its name in torch."""
 _LONGEST_HEADER = 100_000_000
 _MAPPED = 2**23
-"""Number of bytes to read before the file is mapped again."""
+"""After this number of bytes has been read, the file is mapped again."""
 
 
 class MappedFile:
-    """A file that is open as long as this object lives.
+    """A file that stays open while this object exists. Raises OSError.
 
     Pages that were read count as memory until their mapping is closed. So the file is mapped again after every
-    `_MAPPED` bytes, and a mapping closes with the last array that is a view of it.
+    `_MAPPED` bytes. A mapping is closed when no array is a view of it any more.
 
-    access  access mode of `mmap`: with ACCESS_COPY, views can be written without changing the file. Raises OSError.
+    access  access mode of `mmap`. With ACCESS_COPY, views can be written without changing the file.
     """
 
     def __init__(self, path: Path, access: int):
@@ -80,13 +80,13 @@ class MappedFile:
         return mapping
 
     def unmap(self) -> None:
-        """Forget the mapping: the next access maps the file again."""
+        """Drop the mapping. The next access maps the file again."""
         self._mapping, self._used = None, 0
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a file. dtype: its name in the header, such as "F16". begin, end: offsets of its bytes."""
+    """A tensor in a file. dtype: name of the dtype in the header, such as "F16". begin, end: offsets of its bytes."""
 
     file: TensorFile
     name: str
@@ -115,7 +115,8 @@ class StoredTensor:
 
 
 class TensorFile(MappedFile):
-    """tensors: by name, as in the header. Raises CheckpointError for a file that is missing, truncated or damaged."""
+    """A safetensors file. tensors: the tensors in the header, by name. Raises CheckpointError for a file that is
+    missing, truncated or damaged."""
 
     def __init__(self, path: Path):
         with reading(str(make_damage_error(path).what), "download or export this file again", CheckpointError):

@@ -1,5 +1,6 @@
-"""`Blocks`: weights as integers with a scale, and a minimum, for each output and group of columns, as GGUF files store
-them. Nothing is rounded: integer * scale + minimum is exactly the weight of the file, in float32.
+"""`Blocks`: weights in the layout of GGUF files, which is integers with a scale, and in some formats a minimum, for
+each output and group of columns. Weights are not rounded: integer * scale + minimum is exactly the file's weight in
+float32.
 
 Formats of the blocks: ggml-common.h and ggml-quants.c of github.com/ggml-org/ggml; `gguf.quants` gives equal results.
 """
@@ -19,8 +20,8 @@ from slipstream.errors import CheckpointError
 class Scales:
     """A number for each output and group of columns: values[o, c // span] * factors[o, c // group].
 
-    values   float16 [outs, columns / span], or uint8: value e is 2^(e - 128).
-    factors  int8 [outs, columns / group]; None: all factors are 1, and a span is a group.
+    values   float16 [outs, columns / span], or uint8, where e stands for 2^(e - 128).
+    factors  int8 [outs, columns / group]; None: all factors are 1, and spans are as long as groups.
     """
 
     values: np.ndarray
@@ -51,7 +52,7 @@ class Scales:
         return spread if self.factors is None else spread * self.factors
 
     def divide(self, group: int, span: int, factors: bool, columns: int) -> Scales:
-        """Return the same numbers for smaller groups and spans, with factors if asked for."""
+        """Return the same scales for smaller groups and spans. factors: whether the result has factors."""
         values = np.repeat(self.values, columns // span // self.values.shape[1], axis=1)
         if not factors:
             return Scales(values)
@@ -63,7 +64,7 @@ class Scales:
 class Blocks:
     """weight[o, c] = integers[o, c] * scales[o, c // group] + minima[o, c // group].
 
-    integers  int8 [outs, columns], or uint8: from -zero on, in `bits` bits.
+    integers  int8 [outs, columns], or uint8, from which `zero` is subtracted; they use `bits` bits.
     minima    None if all minima are 0.
     table     see `WeightFormat.table`: weights are table[integers] * scales.
     """
@@ -78,7 +79,7 @@ class Blocks:
 
     @property
     def numbers(self) -> np.ndarray:
-        """The numbers that scales multiply: int8 [outs, columns], or uint8."""
+        """The numbers that are multiplied by scales: int8 [outs, columns], or uint8."""
         return np.array(self.table, np.int8)[self.integers] if self.table else self.integers
 
     @property
@@ -108,8 +109,8 @@ class Blocks:
         return values
 
     def divide(self, kind: WeightFormat) -> Blocks:
-        """Return the same weights in the blocks of a format that can hold them. Raises CheckpointError for a scale that
-        float16 cannot represent."""
+        """Return the same weights in the blocks of a format that can represent them. Raises CheckpointError for a scale
+        that float16 cannot represent."""
         scales = self.scales
         if scales.powers and not kind.powers:
             scales = scales.in_half()
@@ -144,13 +145,13 @@ def stack(parts: Seq[Blocks]) -> Blocks:
 
 
 def format_holding(parts: Seq[Blocks]) -> WeightFormat | None:
-    """Return the narrowest format that holds all these weights exactly; None if none does."""
+    """Return the narrowest format that represents all these weights exactly; None if no format does."""
 
     def holds(kind: WeightFormat, part: Blocks) -> bool:
         divides = part.group % kind.group == part.span % kind.span == part.shape[1] % kind.span == 0
         minima, factors = part.minima is not None, part.scales.factors is not None
         fits = kind.powers <= part.scales.powers and kind.minima >= minima and kind.factors >= factors
-        if kind.table != part.table:  # then the table's numbers are stored
+        if kind.table != part.table:  # numbers of the table are stored instead of indices
             return divides and fits and kind.bits == 8 and not kind.table
         return divides and fits and kind.zero >= part.zero and 2**kind.bits - kind.zero >= 2**part.bits - part.zero
 
@@ -165,7 +166,7 @@ Parts = tuple[np.ndarray, Scales, "Scales | None"]
 
 
 def _half(raw: np.ndarray, at: int) -> np.ndarray:
-    """Return the float16 at a byte of each block [outs, blocks]."""
+    """Return the float16 at byte `at` of each block, [outs, blocks]."""
     return np.ascontiguousarray(raw[..., at : at + 2]).view(np.float16)[..., 0]
 
 
@@ -180,7 +181,7 @@ def _nibbles(raw: np.ndarray) -> list[np.ndarray]:
 
 
 def _high_bits(raw: np.ndarray, at: int) -> list[np.ndarray]:
-    """Return bit 4 of each of 32 numbers, from the 32 bits at a byte, as two halves."""
+    """Return bit 4 of 32 numbers as two arrays of 16. The 32 bits are stored from byte `at` on."""
     bits = np.unpackbits(raw[..., at : at + 4], axis=-1, bitorder="little") << 4
     return [bits[..., :16], bits[..., 16:]]
 
@@ -208,7 +209,8 @@ def _q8_0(raw: np.ndarray) -> Parts:
 
 
 def _k_scales(raw: np.ndarray) -> tuple[Scales, Scales]:
-    """Return scales and minima of the 8 groups of a block of Q4_K or Q5_K: 6 bits each in 12 bytes, times d, -dmin."""
+    """Return scales and minima of the 8 groups of a block of Q4_K or Q5_K. They are numbers of 6 bits, packed in 12
+    bytes, multiplied by d and by -dmin."""
     packed = raw[..., 4:16]
     low, middle, high = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     scale = _join_numbers([low & 63, (high & 15) | (low >> 6 << 4)], np.int8)
@@ -218,7 +220,7 @@ def _k_scales(raw: np.ndarray) -> tuple[Scales, Scales]:
 
 def _q4_k(raw: np.ndarray) -> Parts:
     scales, minima = _k_scales(raw)
-    chunks = raw[..., 16:].reshape(*raw.shape[:2], 4, 32)  # of 64 columns: lower halves of the bytes, then upper halves
+    chunks = raw[..., 16:].reshape(*raw.shape[:2], 4, 32)  # 64 columns each: lower halves of bytes, then upper
     return _join_numbers([part for c in range(4) for part in _nibbles(chunks[..., c, :])]), scales, minima
 
 
@@ -235,7 +237,7 @@ def _q5_k(raw: np.ndarray) -> Parts:
 
 def _q6_k(raw: np.ndarray) -> Parts:
     parts = []
-    for half in range(2):  # of 128 columns
+    for half in range(2):  # two halves of 128 columns
         low, high = raw[..., 64 * half : 64 * half + 64], raw[..., 128 + 32 * half : 160 + 32 * half]
         for k, part in enumerate((low[..., :32] & 15, low[..., 32:] & 15, low[..., :32] >> 4, low[..., 32:] >> 4)):
             parts.append((part | (high >> np.uint8(2 * k) & 3) << 4).astype(np.int8) - 32)
@@ -244,7 +246,7 @@ def _q6_k(raw: np.ndarray) -> Parts:
 
 
 def _pairs(raw: np.ndarray) -> list[np.ndarray]:
-    """Return 2-bit numbers [..., 32 bytes] in order: the lowest two bits of all bytes, then the next two, ..."""
+    """Return the 2-bit numbers in 32 bytes in order: the lowest two bits of all bytes, then their next two bits, ..."""
     return [raw >> np.uint8(shift) & 3 for shift in range(0, 8, 2)]
 
 
@@ -285,9 +287,9 @@ def _mxfp4(raw: np.ndarray) -> Parts:
 
 @dataclass(frozen=True)
 class GgufType:
-    """A tensor type of GGUF files: `count` weights in `nbytes` bytes. format: format in memory
-    (`weight_formats.FORMATS`); "": our own decoder does not read the type. read: bytes [outs, blocks, nbytes] ->
-    `Parts`; None: floating-point numbers."""
+    """A tensor type of GGUF files, which stores `count` weights in `nbytes` bytes. format: format in memory
+    (`weight_formats.FORMATS`); "": our own decoder does not read the type. read: function from bytes
+    [outs, blocks, nbytes] to `Parts`; None: the type is floating-point numbers."""
 
     name: str
     count: int

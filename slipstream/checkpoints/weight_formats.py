@@ -1,7 +1,7 @@
-"""The table of formats in which weights are stored: layout in memory, multiplication, and cost of a matrix.
+"""The table of weight formats: how a matrix is stored in memory and multiplied, and how many bytes it needs.
 
-Settings, help, packing, the memory plan, `info`, the kernels and the reader of GGUF files use it; it imports nothing. A
-new format needs an entry in `FORMATS` and, unless a loop of the kernels can compute it, a kernel (`backends.native`).
+Settings, help, packing, the memory plan, `info`, the kernels and the reader of GGUF files use this table. A new format
+needs an entry in `FORMATS`, and a kernel in `backends.native` if no existing loop can compute it.
 """
 
 import re
@@ -12,19 +12,19 @@ from dataclasses import dataclass
 class WeightFormat:
     """One way to store a matrix and to multiply by it.
 
-    name     name in function names of the kernels. bits: bits per weight.
-    step     columns per step of the inner loop. passes: parts that an activation is split into.
-    row      bytes of a packed row of activations: per column, and per group or row (see `tiles.matrix_tile`).
-    group    number of columns of activations that share a scale, see `block_tiles`; 0: all.
+    name     name of the format, also in names of kernels. bits: bits per weight.
+    step     columns per step of the inner loop. passes: number of parts into which an activation is split.
+    row      bytes of a packed row of activations: (per column, per group or row), see `tiles.matrix_tile`.
+    group    number of columns of activations that share a scale, see `block_tiles`; 0: all columns of a row.
     span     number of columns of weights that share a float16 scale, see `block_tiles`; 0: one float32 scale per
              output. If a span is larger than a group, each group also has a factor of 8 bits.
     minima   whether each group of weights also has a minimum.
     signed   whether integers of fewer than 8 bits have a sign; integers of 8 bits always have one.
-    table    the 16 numbers that integers of 4 bits stand for; (): the integers themselves.
+    table    the 16 numbers for which integers of 4 bits stand; (): the integers are the numbers.
     powers   whether scales of spans are powers of 2, stored in 8 bits.
-    quantize  value of the setting `quantize` that selects the format; "": none does.
-    head     format of the output head beside this format. without: format used on processors without byte dot products.
-             "": the format itself.
+    quantize  value of the setting `quantize` that selects the format; "": no value does.
+    head     format of the output head of a model in this format; "": this format.
+    without  format used instead on processors without byte dot products; "": this format.
     """
 
     name: str
@@ -48,12 +48,12 @@ class WeightFormat:
 
     @property
     def zero(self) -> int:
-        """The smallest integer is -zero."""
+        """Minus the smallest integer of the format."""
         return 1 << self.bits - 1 if self.signed or self.bits == 8 else 0
 
     @property
     def activations(self) -> int:
-        """Number of bits of the activations in its products."""
+        """Number of bits of activations in products with weights of this format."""
         return 8 * self.row[0]
 
     @property
@@ -63,7 +63,8 @@ class WeightFormat:
 
     @property
     def bytes_per_weight(self) -> float:
-        """Bytes in memory, with scales and minima; one scale per output is counted as in rows of 400 columns."""
+        """Bytes per weight in memory, with scales and minima. If there is one scale per output, rows are assumed to
+        have 400 columns."""
         whole = self.bits / 8
         if self.span:
             return whole + (1 + self.minima) * ((2 - self.powers) / self.span + self.factors / self.group)
@@ -76,7 +77,7 @@ class WeightFormat:
 
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Tables of IQ4_NL and IQ4_XS, and of MXFP4, whose numbers are doubled."""
+"""IQ4: table of IQ4_NL and IQ4_XS. FP4: table of MXFP4, with doubled numbers, so that all are integers."""
 
 FORMATS = {
     each.name: each
@@ -106,7 +107,7 @@ FORMATS = {
         WeightFormat("blocks8_any", 4, 8, 1, (1, 12), 16, 32, True),  # for joined matrices that no other format holds
     )
 }
-"""Every format by name. `weight_blocks.TYPES` says which formats the types of GGUF files have."""
+"""Every format by name. `weight_blocks.TYPES` has the format of each type of GGUF files."""
 
 Q8_0 = WeightFormat("q8_0", 1, 8, span=32)
 KV_FORMATS = {each.name: each for each in (FORMATS["float32"], FORMATS["float16"], Q8_0)}
@@ -116,13 +117,13 @@ QUANTISED = {each.quantize: each for each in FORMATS.values() if each.quantize}
 """Formats that a model can be quantised to, by the value of `quantize`."""
 
 BY_ROLE = {"int8": {"target": "w8a16", "draft": "w8a8"}, "int4": {"target": "w4a8", "draft": "w4a8"}}
-"""Values of `quantize` whose format depends on the role: a target's distribution should change least; a draft model's
-format only affects the acceptance rate, so the fastest is taken."""
+"""Values of `quantize` whose format depends on the model's role. A target's distribution should change as little as
+possible. A draft model gets the fastest format, because its format affects only the acceptance rate."""
 
 QUANTISATIONS = (*BY_ROLE, *QUANTISED)
 DRAFT_QUANTISATIONS = (*QUANTISATIONS, "none")
 
 
 def few_bits(stored: str) -> bool:
-    """Return whether weights in this format ("w4a8", or "Q4_K_M" of a file) have 5 bits or fewer."""
+    """Return whether weights in this format ("w4a8", or a file's "Q4_K_M") have 5 bits or fewer."""
     return re.match("I?[QW][2-5]|MXFP4", stored, re.IGNORECASE) is not None

@@ -17,8 +17,8 @@ and, for layers with more parts than Llama's (`LayerDescription`), in each layer
 and side_embed_tokens, side_projection, side_norm. An MTP layer has layers.0, norm and, before them, eh_proj, which
 reads [enorm(embedding), hnorm(hidden state)].
 
-All linear weights are [out, in]. Tensors are read on access: an executor reads one tensor, packs it and drops it
-before it reads the next, so a model is never in memory twice.
+All linear weights are [out, in]. Tensors are read on access. An executor reads one tensor, packs it and drops it before
+it reads the next tensor, so a model is never in memory twice.
 """
 
 from __future__ import annotations
@@ -54,14 +54,15 @@ Progress = Callable[[int, int], None]
 Read = Callable[[], Tensor]
 ReadRows = Callable[[slice], Tensor]
 Cut = Callable[[Tensor], Tensor]
-"""Turns a stored tensor into one canonical tensor: a view (slice, transpose, one expert), or a vector plus 1."""
+"""Function that makes a canonical tensor from a stored tensor: a view (slice, transpose, one expert), or a vector
+plus 1."""
 
 _PIECE = 2**20
 
 
 def widen(name: str, tensor: Tensor) -> Tensor:
-    """Return a stored tensor in a dtype of the arithmetic: float8 weights, which somebody cast by hand, become
-    bfloat16, which has all their values. Raises CheckpointError for numbers that are meaningless without scales."""
+    """Return a stored tensor in a dtype with arithmetic. Weights cast to float8 without scales become bfloat16, which
+    represents all their values. Raises CheckpointError for numbers that are meaningless without scales."""
     if tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1:
         return tensor
     if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
@@ -84,9 +85,11 @@ def check_finite(name: str, tensor: Tensor) -> None:
 
 
 class Weights(Mapping[str, Tensor]):
-    """Canonical name -> tensor, read on access, converted to `dtype` and checked for NaN and infinity.
+    """Maps canonical names to tensors. A tensor is read on access, converted to `dtype`, and checked for NaN and
+    infinity.
 
-    Every access reads the tensor again, so keep the result. Tensors in the stored dtype are views of the mapped file.
+    Every access reads the tensor again, so keep the result. If the stored dtype is `dtype`, the tensor is a view of the
+    mapped file.
     """
 
     def __init__(
@@ -109,13 +112,13 @@ class Weights(Mapping[str, Tensor]):
         return self.part(name, slice(None))
 
     def slices(self, name: str) -> list[slice]:
-        """Return slices of rows of a matrix to read at a time: about `_PIECE` numbers each."""
+        """Return slices of a matrix's rows that are read at a time. A slice has about `_PIECE` numbers."""
         outs, columns = self.shapes[name]
         step = max(1, _PIECE // columns // 64) * 64
         return [slice(first, first + step) for first in range(0, outs, step)]
 
     def part(self, name: str, rows: slice, as_stored: bool = False) -> Tensor:
-        """Return some rows of a tensor, as `weights[name]`, or in the stored dtype."""
+        """Return some rows of `weights[name]`. as_stored: keep the stored dtype."""
         stored, read = self._readers[name]
         with reading(f"{stored} cannot be read", "download the checkpoint again", CheckpointError):
             raw = widen(stored, read(rows))
@@ -166,7 +169,7 @@ def load_weights(
     adapter: Adapter | None = None,
 ) -> Weights:
     """Open the safetensors of a folder or hub id, or a GGUF file, and check names and shapes against `config`. adapter:
-    merged into safetensors.
+    LoRA adapter to merge into the weights; not for GGUF files.
 
     Raises CheckpointError for files that are missing, corrupt or pickled, and for tensors that are missing, unknown or
     of the wrong shape."""
@@ -180,7 +183,7 @@ def load_weights(
     }
     if adapter is not None:
         plain = dict(readers)
-        # A merged tensor is kept, because it is read in pieces.
+        # The last merged tensor is cached, because it is read in several pieces.
         merged = lru_cache(maxsize=1)(lambda name: adapter.merge(name, widen(name, plain[name][0]())))
         for name, (_, shape) in plain.items():
             if adapter.changes(name, shape, config.tie_embeddings and name.endswith(_TIED)):
@@ -193,7 +196,8 @@ def load_weights(
 
 
 def stored_as(checkpoint: Checkpoint) -> str | None:
-    """Return the format in which a quantised checkpoint stores its weights, such as "Q4_K_M"; None if not quantised."""
+    """Return the format in which a quantised checkpoint stores its weights, such as "Q4_K_M"; None if the checkpoint is
+    not quantised."""
     if checkpoint.is_gguf:
         return checkpoint.header.file_type if in_blocks(checkpoint.header) else None
     return QUANTISED if is_mxfp4(checkpoint.config) else None
@@ -220,8 +224,8 @@ def _assemble(
 ) -> Weights:
     """Map stored tensors to canonical tensors. Raises CheckpointError for missing or unknown tensors and wrong shapes.
 
-    As in transformers, a file with a tied configuration may store the head instead of the embedding; if it stores both,
-    with different values, the head is not tied."""
+    As in transformers, a checkpoint whose configuration says that embedding and output head are tied may store the head
+    instead of the embedding. If it stores both with different values, they are not tied."""
     expected = (apart := replace(config, tie_embeddings=False)).shapes()
     pairs = FAMILIES[config.model_type].pairs
     assembled: dict[str, tuple[str, ReadRows]] = {}
@@ -231,7 +235,7 @@ def _assemble(
         if parts is None:
             unknown.append(stored)
             continue
-        meta = torch.empty(shape, device="meta")  # a cut of a meta tensor gives the shape
+        meta = torch.empty(shape, device="meta")  # cutting a meta tensor gives the shape without reading
         for name, cut in parts:
             if name not in expected or name in assembled:
                 unknown.append(stored)
@@ -305,7 +309,7 @@ _MTP_PARTS = {
     "fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm",
 }  # fmt: skip
 MTP_COPIES = ("layers.0.embed_tokens.weight", "layers.0.shared_head.head.weight")
-"""Copies of the decoder's own tables in an MTP layer, which are not read."""
+"""Tensors of an MTP layer that are copies of the decoder's embedding and output head. They are not read."""
 _KEYS_AND_VALUES = re.compile(r"layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.(weight|bias)")
 _LATENT = re.compile(r"(layers\.(\d+)\.self_attn)\.kv_b_proj\.weight")
 _OF_LAYER = re.compile(r"(layers\.\d+)\.((?:self_attn|mlp|recurrent)\..+)")
@@ -347,7 +351,7 @@ def _canonical(
         return []
     mtp = find_mtp_name(name, config) if family.further else None
     if (mtp is None) == bool(config.after) or mtp in MTP_COPIES:
-        return []  # an MTP layer's tensor in a decoder, or the reverse
+        return []  # a tensor of an MTP layer while reading a decoder, or the reverse
     name = mtp or name
     if fused := _EXPERTS.fullmatch(name):
         prefix, part, bias = fused.groups()
@@ -373,14 +377,14 @@ def _canonical(
         return spans if first == shape[0] else [(spans[0][0], _whole)]  # its shape is refused later
     name = _of_mlp(name, config)
     if name.endswith(".gate_correction.bias"):
-        return [(name, torch.flatten)]  # in ERNIE, a matrix of one row
+        return [(name, torch.flatten)]  # ERNIE stores it as a matrix of one row
     shifted = family.plus_one and name.endswith("norm.weight") and ".recurrent." not in name
     return [(name, _plus_one if shifted and (family.plus_one == "all" or name != "norm.weight") else _whole)]
 
 
 def _split_latent(at: str, heads: int, plain: int) -> list[tuple[str, Cut]]:
-    """Cut kv_b_proj, in which the keys [plain, rank] of each head come before its values [value, rank]. The keys are
-    transposed, because queries are multiplied by them."""
+    """Cut kv_b_proj into k_up and v_up. The keys [plain, rank] of each head come before its values [value, rank]. The
+    keys are transposed, because our kernels multiply queries by them."""
 
     def of_keys(t: Tensor) -> Tensor:
         return t.unflatten(0, (heads, -1))[:, :plain].transpose(1, 2).flatten(0, 1)
@@ -392,8 +396,8 @@ def _split_latent(at: str, heads: int, plain: int) -> list[tuple[str, Cut]]:
 
 
 def find_mtp_name(name: str, config: DecoderConfig) -> str | None:
-    """Return the canonical name of a tensor of an MTP layer, with layer number 0; None for other tensors. Further MTP
-    layers have the numbers 1, 2, ... config: the decoder's or the MTP layer's."""
+    """Return the canonical name of an MTP layer's tensor; None for other tensors. The first MTP layer has the layer
+    number 0, further MTP layers have 1, 2, ... config: of the decoder or of the MTP layer."""
     after = config.after or config.layers
     match = _MTP.fullmatch(_rename(config.model_type, _PREFIX.sub("", name, count=1)))
     if match is None or (match[1] and int(match[1]) < after):
@@ -405,7 +409,7 @@ def find_mtp_name(name: str, config: DecoderConfig) -> str | None:
 
 
 def _list_strays(names: Iterable[str], config: DecoderConfig) -> list[str]:
-    """The tensors of layers that follow the decoder's, and lack all parts that only MTP layers have."""
+    """Return the tensors of layers that follow the decoder's last layer but are not MTP layers."""
     if config.after or not FAMILIES[config.model_type].further:
         return []
     found = {name: _MTP.fullmatch(_rename(config.model_type, _PREFIX.sub("", name, count=1))) for name in names}
@@ -415,7 +419,7 @@ def _list_strays(names: Iterable[str], config: DecoderConfig) -> list[str]:
 
 
 def _of_mlp(name: str, config: DecoderConfig) -> str:
-    """Rename a shared expert without other experts: it is the layer's MLP."""
+    """Rename the shared expert of a layer without other experts to the layer's MLP."""
     return name if config.experts else name.replace(".mlp.shared_expert.", ".mlp.")
 
 
@@ -440,8 +444,8 @@ def _rename(model_type: str, name: str) -> str:
 def _list_fused_experts(
     prefix: str, part: str, kind: str, shape: tuple[int, ...], family: Family, expected: Mapping[str, tuple[int, ...]]
 ) -> list[tuple[str, Cut]]:
-    """Cut one tensor for all experts: weights [E, 2 I, d] and [E, d, I], gate rows before up rows. Files of Qwen3-VL
-    have [E, d, 2 I] and [E, I, d]; as in transformers, the shape tells."""
+    """Cut a tensor that contains all experts: weights [E, 2 I, d] and [E, d, I], gate rows before up rows. Files of
+    Qwen3-VL have [E, d, 2 I] and [E, I, d], which are recognised by their shape, as in transformers."""
     names = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
     inner = shape[-1] if kind == "weight" else 0
     other = bool(inner) and inner != expected.get(f"{prefix}.0.{names[0]}.weight", (0, inner))[1]
@@ -456,7 +460,8 @@ def _list_fused_experts(
 
 
 def _canonical_gpt2(stored: str, config: DecoderConfig) -> list[tuple[str, Cut]] | None:
-    """Return the canonical tensors in a tensor of GPT-2, with linear weights [in, out], and q, k, v in one."""
+    """Return the canonical tensors in a tensor of GPT-2, whose linear weights are [in, out] and whose q, k and v are
+    one tensor."""
     name = stored.removeprefix("transformer.")
     if name in _GPT2_TOP:
         return [(_GPT2_TOP[name], _whole)]

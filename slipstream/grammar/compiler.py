@@ -1,8 +1,8 @@
-"""`Grammars`: compiles structured output (`Structured`) into the constraint of a request, by llguidance.
+"""`Grammars` compiles structured output (`Structured`) into the constraint of a request, with llguidance.
 
-Work is limited, so that no grammar takes forever. llguidance counts its work, and gives up when a grammar is compiled
-(ParameterError) or in the middle of a text (DeadEndError). `check_multiples` refuses a grammar for work that llguidance
-does not count.
+Work is limited, so that no grammar computes forever. llguidance counts its work. If the limit is exceeded, it stops
+while it compiles a grammar (ParameterError) or in the middle of a request's output (DeadEndError). `check_multiples`
+refuses grammars that need work which llguidance does not count.
 """
 
 from __future__ import annotations
@@ -35,30 +35,31 @@ if TYPE_CHECKING:
 log = logging.getLogger("slipstream")
 
 LEXER_FUEL, STEP_FUEL, LEXER_STATES = 300_000, 50_000, 50_000
-"""Limits of llguidance's lexer: work at first, work on one token, and number of states (1 to 2 kB each). Its defaults
-are three to five times higher, and let a malicious grammar compute for seconds and take half a gigabyte."""
+"""Limits of llguidance's lexer: work for compiling, work for one token, and number of states (1 to 2 kB each).
+llguidance's defaults are three to five times higher: a malicious grammar could compute for seconds and take half a
+gigabyte."""
 
 NOT_FORCED = '\n%llguidance {"no_forcing": true}'
-"""If only one text can follow, llguidance by default allows only the tokens that the tokenizer would write it with.
-Here all tokens that write the text are allowed, and the target decides among them. `ForcedText` drafts the
-tokenizer's."""
+"""If only one text can follow, llguidance by default allows only the tokens into which the tokenizer would split this
+text. With this option, all tokens that write the text are allowed, and the target decides among them. `ForcedText`
+drafts the tokenizer's tokens."""
 
 PROBED = 4
-"""Number of tokens for which a new grammar is followed on trial, because most malicious grammars explode there."""
+"""A new grammar is tested with this number of tokens, within which most malicious grammars exceed the limits."""
 
 KEPT = 64
-"""Number of compiled grammars that are kept for later requests."""
+"""Number of compiled grammars in the cache for later requests."""
 
 WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,64}"
-"""Pattern of white space between two parts of JSON, unless the schema gives another. Without a limit, small models
-write white space until the text is cut, and its JSON stays incomplete."""
+"""Pattern of white space between two parts of JSON, unless the schema gives another pattern. Without a limit, small
+models may write white space until `max_tokens`, so that the JSON stays incomplete."""
 
 LARGEST_MULTIPLE = 100_000
-"""Compiling `multipleOf` takes one state for each remainder: about a second for this many, and 15 seconds for 700,000,
-at which llguidance's own limit is still not reached."""
+"""Compiling `multipleOf` takes one state for each remainder. This number of states takes about a second; 700,000 states
+take 15 seconds and still do not exceed llguidance's own limit."""
 
 MOST_PARTS = 1000
-"""Number of parts of a schema that are compiled one by one to find the faulty part."""
+"""Largest number of parts of a schema that are compiled one by one to find the faulty part."""
 
 
 class Grammars:
@@ -75,8 +76,8 @@ class Grammars:
         self._compiled = lru_cache(KEPT)(self._compile)
 
     def make_constraint(self, structured: Structured, stop_ids: frozenset[int]) -> Constraint:
-        """Return the constraint of one request, whose text `stop_ids` end. Raises ParameterError, which says where, if
-        the grammar cannot be compiled."""
+        """Return the constraint of one request, whose output ends with one of `stop_ids`. Raises ParameterError, with
+        the place of the fault, if the grammar cannot be compiled."""
         if structured.tokens is not None:
             return GivenTokens(structured.tokens, self._vocab_size)
         matcher, free, spelled = self._compiled(structured)
@@ -133,7 +134,7 @@ def _make_matcher(tokens: LLTokenizer, grammar: str) -> LLMatcher:
 
 
 def _write_grammar(structured: Structured) -> str:
-    """Return the grammar in Lark. Raises ParameterError for EBNF that cannot be read."""
+    """Return the grammar in llguidance's variant of Lark. Raises ParameterError for EBNF that cannot be read."""
     from llguidance import grammar_from, regex_to_lark
 
     if structured.json_schema is not None:
@@ -143,7 +144,8 @@ def _write_grammar(structured: Structured) -> str:
     if structured.regex is not None:
         return f"start: /{regex_to_lark(structured.regex, '')}/"
     if structured.choice is not None:
-        # One terminal: alternatives as rules would be limited to 2000. Lark's strings cannot hold DEL.
+        # The choices are one terminal, because rules are limited to 2000 alternatives. Lark's strings cannot contain
+        # DEL.
         texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in structured.choice)
         return f"start: TEXT\nTEXT: {texts}".replace("\x7f", "\\u007f")
     try:
@@ -189,7 +191,8 @@ def _write_strict(schema: object) -> str:
 
 @lru_cache(KEPT)
 def _has_format(name: str) -> bool:
-    """Return whether texts can be checked against a `format`. JSON Schema takes other formats as annotations."""
+    """Return whether llguidance can enforce this `format` of JSON Schema. Other formats have no effect, with a
+    warning."""
     from llguidance import LLMatcher
 
     schema = json.dumps({"type": "string", "format": name})
@@ -200,7 +203,7 @@ def _has_format(name: str) -> bool:
 
 
 def _find_fault(schema: object, matcher: Callable[[str], LLMatcher]) -> str:
-    """Say what is wrong with a schema, and where; "" if the schema is right."""
+    """Return what is wrong with a schema, and where; "" if the schema can be compiled."""
     from llguidance import LLMatcher
 
     def find_fault(part: object) -> str:
@@ -214,8 +217,9 @@ def _find_fault(schema: object, matcher: Callable[[str], LLMatcher]) -> str:
 
 
 def check_multiples(schema: object) -> None:
-    """Raise ParameterError if all `multipleOf` together have more remainders than `LARGEST_MULTIPLE`. If several apply
-    to one number, their least common multiple counts, and `$ref` can make any two apply to one number."""
+    """Raise ParameterError if all `multipleOf` of a schema together need more than `LARGEST_MULTIPLE` states. If
+    several apply to one number, the states are their least common multiple; `$ref` can make any two apply to one
+    number."""
     multiples = [(place, value) for place, value in _find_keywords(schema, "multipleOf", "#") if _is_positive(value)]
     values = [Decimal(repr(value)) for _, value in multiples]
     digits = max((-int(value.as_tuple().exponent) for value in values), default=0)
@@ -237,7 +241,7 @@ def _is_positive(value: object) -> bool:
 
 
 def _find_keywords(part: object, keyword: str, place: str) -> Iterator[tuple[str, object]]:
-    """Yield the place and value of every entry of that name, even if the entry is no keyword there."""
+    """Yield the place and value of every entry named `keyword`, even if the entry is not a keyword at its place."""
     if isinstance(part, dict) and keyword in part:
         yield place, part[keyword]
     for name, child in _list_children(part):
@@ -255,8 +259,8 @@ def _list_children(part: object) -> Iterator[tuple[str, object]]:
 
 
 def find_place(schema: object, message: str, fault: Callable[[object], str]) -> str:
-    """Return the JSON pointer of the innermost part of `schema` that has the fault `message` by itself; "#" if no part
-    has, or if the part is not among the first `MOST_PARTS`.
+    """Return the JSON pointer of the innermost part of `schema` whose compilation alone gives the fault `message`.
+    Returns "#" if there is no such part among the first `MOST_PARTS` parts.
 
     fault  function that compiles a schema and returns its fault, or "".
     """
@@ -293,7 +297,7 @@ def _make_limits() -> LLParserLimits:
 
 def _explain_refusal(structured: Structured, message: str) -> ParameterError:
     if structured.kind != "grammar":
-        message = PLACE.sub("", message)  # a place in a generated grammar says nothing to the user
+        message = PLACE.sub("", message)  # a position in a generated grammar is useless to the user
     return ParameterError(
         f"structured.{structured.kind} cannot be compiled: {message}",
         why="leaving a part out would change which texts are allowed",

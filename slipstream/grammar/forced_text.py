@@ -1,15 +1,15 @@
 """`ForcedText`: finds the tokens of the text that a grammar forces next.
 
 A schema forces names, quotes and brackets, but hardly ever a single token, because several tokens may write the
-beginning of the same text. So the grammar is followed byte by byte while only one text can follow, and this text is
-split as the tokenizer splits it after the last token. Optional white space is chosen as earlier in the text (see
-`Spacing`). The last token is left out if it depends on the bytes that follow:
+beginning of the same text. So the grammar is followed byte by byte while only one text can follow. The tokenizer then
+splits this text, as a continuation of the last token. Optional white space is predicted from white space earlier in the
+output (see `Spacing`). The last token is left out if it depends on the bytes that follow:
 
     text so far              {"city": "Paris",
     forced                    "unit": "                    then c or f
-    its tokens after `,`    ` "`  `unit`  `":`  ` "`      the last one is the same before c and before f
+    its tokens after `,`    ` "`  `unit`  `":`  ` "`      the last token is the same before c and before f
 
-The result is a draft: verification decides, so a wrong guess costs time and changes no text.
+The result is a draft, which the target verifies, so a wrong guess costs time but does not change the output.
 """
 
 from __future__ import annotations
@@ -31,27 +31,28 @@ if TYPE_CHECKING:
 log = logging.getLogger("slipstream")
 
 AHEAD = 256
-"""Largest number of bytes for which a forced text is followed: a grammar may force an endless text."""
+"""Largest number of forced bytes that are followed. A grammar may force an endless text."""
 
 REMEMBERED = 2**14
-"""Number of forced texts of a grammar whose tokens are cached."""
+"""Largest number of forced texts of a grammar whose tokens are cached."""
 
 USUAL = b"aA0"
-"""Bytes that are tried for all bytes that may follow, if allowed: before most bytes, texts are split alike."""
+"""Bytes that stand for all bytes that may follow a forced text, if they are allowed. A tokenizer splits a text in the
+same way before most bytes, so not all bytes are tried."""
 
 MOST_COMPARED = 4
-"""Number of other bytes that are tried if none of `USUAL` may follow."""
+"""If none of the bytes `USUAL` may follow, this number of other bytes is tried."""
 
 _SPECIAL = re.compile(rb"\xff\[(\d+)\]")
-"""A special token in the forced text of llguidance."""
+"""How llguidance writes a special token in forced text."""
 
 _WORD = re.compile(rb"[0-9A-Za-z\x80-\xff]*\Z")
 
 
 class SpelledForm:
-    """A grammar that is followed byte by byte, shared by its requests.
+    """A grammar that is followed byte by byte. All requests with this grammar share it.
 
-    grammar  a matcher over `symbols` at the beginning of the grammar.
+    grammar  an llguidance matcher over `symbols`, at the beginning of the grammar.
     """
 
     def __init__(self, vocabulary: Vocabulary, symbols: Symbols, grammar: LLMatcher):
@@ -81,7 +82,7 @@ class SpelledForm:
     def _tokens(self, last: int | None, ahead: tuple[int, ...], follow: bytes | None) -> tuple[int, ...]:
         """Return the tokens that write the symbols `ahead` after the token `last`.
 
-        follow  bytes that may come next, each of which stands for a text; b"": the text ends. None: unknown.
+        follow  bytes that may come next, as examples; b"": the text ends here; None: unknown.
         """
         tokens, run = list[int](), bytearray()
         for symbol in ahead:
@@ -102,14 +103,14 @@ class SpelledForm:
         return (*tokens, *found)
 
     def _without_last_word(self, tokens: list[int], text: bytes) -> list[int]:
-        """Cut off tokens that could be longer. `text` ends within a word; if some token could begin there and reach
-        beyond the end of `text`, the model may emit this longer token instead. Returns the tokens before the first such
-        place."""
+        """Cut off last tokens that the model may replace by a longer token. `text` ends within a word, and the
+        vocabulary may have a token that begins at one of the last tokens and reaches beyond the end of `text`. Returns
+        the tokens before the first position where this is possible."""
         written, cut = self._vocabulary.written, len(tokens)
         rest = text[sum(len(written[token]) for token in tokens) :]
         for n in reversed(range(len(tokens))):
             rest = written[tokens[n]] + rest
-            if len(rest) > 1 + len(_last_word(text)):  # the space before a word belongs to its token
+            if len(rest) > 1 + len(_last_word(text)):  # a word's token includes the space before it
                 break
             if self._vocabulary.has_longer(rest):
                 cut = n
@@ -120,12 +121,12 @@ class SpelledForm:
         written, split = self._vocabulary.written, self._vocabulary.tokens.tokenize_bytes
         before = b"" if last is None or last in self._vocabulary.special else written[last]
         tokens = split(before + data + follow)
-        if before:  # the model may have split the text before otherwise than the tokenizer
+        if before:  # the tokenizer may split `before` differently from the model
             tokens = tokens[1:] if tokens[:1] == [last] else split(data + follow)
         complete, at = list[int](), 0
         for token in tokens:
             text = written[token] if token < len(written) else b""
-            if not text or data[at : at + len(text)] != text:  # or a token for unknown text
+            if not text or data[at : at + len(text)] != text:  # also for the unknown token
                 break
             complete.append(token)
             at += len(text)
@@ -133,7 +134,7 @@ class SpelledForm:
 
 
 class ForcedText:
-    """Follows one text along its grammar, and keeps the text that is forced after it."""
+    """Follows the output of one request along its grammar, and keeps the text that is forced next."""
 
     def __init__(self, form: SpelledForm):
         self._form = form
@@ -141,10 +142,10 @@ class ForcedText:
 
     def _begin(self) -> None:
         self._text: list[int] = []
-        self._matcher = self._form.grammar.deep_copy()  # has read the text and `_ahead`
+        self._matcher = self._form.grammar.deep_copy()  # has consumed `_text` and `_ahead`
         self._spacing = Spacing()
         self._ahead: list[int] = []  # forced symbols
-        self._follow: bytes | None = None  # for `SpelledForm._tokens`
+        self._follow: bytes | None = None  # see `SpelledForm._tokens`
         self._is_lost = self._matcher.is_error()
 
     def tokens(self, text: list[int]) -> Seq[int]:
@@ -161,7 +162,7 @@ class ForcedText:
         return self._form.tokens(text[-1] if text else None, tuple(self._ahead), self._follow)
 
     def _read(self, symbols: Seq[int]) -> None:
-        """Continue with the symbols of one token."""
+        """Advance by the symbols of one token of the output."""
         if self._is_lost:
             return
         ahead, same = self._ahead, 0
@@ -177,7 +178,7 @@ class ForcedText:
         self._spacing.read(self._form.symbols.bytes_of(symbols), learns=True)
 
     def _look_ahead(self) -> None:
-        """Follow the grammar while only one text can follow."""
+        """Collect forced symbols in `_ahead` while only one text can follow."""
         matcher, symbols, spacing = self._matcher, self._form.symbols, copy(self._spacing)
         self._follow, goes_on = None, True
         while goes_on and len(self._ahead) < AHEAD:
@@ -205,6 +206,6 @@ def _last_word(text: bytes) -> bytes:
 
 
 def _pick_bytes(following: bytes) -> bytes:
-    """Return bytes that stand for all bytes that may follow."""
+    """Choose a few of the bytes that may follow, which stand for all of them."""
     usual = bytes(byte for byte in USUAL if byte in following)
     return usual or following[:MOST_COMPARED]

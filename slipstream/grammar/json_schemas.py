@@ -11,13 +11,13 @@ KINDS: dict[str, tuple[type, ...]] = {
     "array": (list,), "object": (dict,),
 }  # fmt: skip
 _VALUES = {"const", "enum", "default", "examples"}
-"""Keywords that hold values, not schemas."""
+"""Keywords whose content is JSON values, not schemas."""
 _NAMED = {"properties", "patternProperties", "dependentSchemas", *DEFINITIONS}
 """Keywords that map names to schemas."""
 _IN_PLACE = {"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas"}
 """Keywords whose schemas constrain the same value."""
 _MORE = {"additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames", "minProperties"}
-"""Keywords that say which further properties an object may have."""
+"""Keywords that allow or restrict properties that are not listed in `properties`."""
 _MOST_REFERENCES = 20
 
 
@@ -37,7 +37,7 @@ def rebuild(schema: object, change: Callable[[JsonObject], JsonObject | None]) -
 
 
 def add_pattern_of_names(part: JsonObject) -> JsonObject:
-    """Express `propertyNames` by other keywords, if it only asks for strings, a pattern, or one of several names."""
+    """Express `propertyNames` by other keywords, if it requires only strings, a pattern, or one of several names."""
     names = {} if part.get("propertyNames") is True else part.get("propertyNames")
     if not isinstance(names, dict):
         return part
@@ -56,9 +56,9 @@ def add_pattern_of_names(part: JsonObject) -> JsonObject:
 
 
 def close_objects(schema: object) -> object:
-    """Forbid further properties in each object that names its properties and says nothing about others, as OpenAI's
-    strict mode and xgrammar do. A schema that describes one object in several places is not changed, because closed
-    parts would exclude each other."""
+    """Forbid unlisted properties in each object that lists properties and has no keyword about unlisted ones, as
+    OpenAI's strict mode and xgrammar do. A schema that describes one object in several parts is not changed, because
+    each closed part would forbid the properties of the other parts."""
     combined = False
 
     def look(part: JsonObject) -> JsonObject:
@@ -96,7 +96,7 @@ def _find_kinds(part: object, root: object, known: dict[int, set[str]]) -> set[s
     if not isinstance(part, Mapping):
         return set(KINDS)
     if id(part) not in known:
-        kinds = known[id(part)] = set(KINDS)  # for a part that refers to itself
+        kinds = known[id(part)] = set(KINDS)  # the result for a part that refers to itself
         if isinstance(given := part.get("type"), (str, list)):
             kinds = kinds & ({given} if isinstance(given, str) else {each for each in given if isinstance(each, str)})
         if isinstance(values := [part["const"]] if "const" in part else part.get("enum"), list):
@@ -110,7 +110,7 @@ def _find_kinds(part: object, root: object, known: dict[int, set[str]]) -> set[s
 
 
 def follow(part: object, root: object) -> object:
-    """Follow the references of a part within the document, and return the part at their end."""
+    """Follow `$ref` of a part within the document `root`, repeatedly, and return the part at the end."""
     for _ in range(_MOST_REFERENCES):
         reference = part.get("$ref") if isinstance(part, Mapping) else None
         if not isinstance(reference, str) or not reference.startswith("#"):

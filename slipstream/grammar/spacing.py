@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 SPACES = b" \t\r\n"
 OPEN, CLOSE, MARKS = b"{[(", b"}])", b"{[(}]):,"
 USUAL = {ord(":"): b" ", ord(","): b" "}
-"""White space after a mark, before the text has shown its own habit: the white space of `json.dumps`."""
+"""White space after a mark of JSON until the output has such a mark: the white space of `json.dumps`."""
 
 
 @dataclass
 class Spacing:
-    """Reads a text and remembers the white space after each mark of JSON, because a text writes it the same way
-    throughout. A copy can read on without changing the memory.
+    """Reads JSON and remembers the white space after each mark (`:`, `,` and brackets), which is usually the same in
+    the complete text. A copy can read more text without changing what is remembered.
 
-    seen   (mark, byte after the white space or None for any) -> the white space, and the nesting depth there.
-    last   the last byte that is no white space. gap: the white space after it.
+    seen   for (mark, byte after the white space, or None for any byte): the white space, and the nesting depth.
+    last   the last byte that is not white space. gap: the white space after this byte.
     """
 
     seen: dict[tuple[int, int | None], tuple[bytes, int]] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Spacing:
         depth = self.depth - closes
         keys: list[tuple[int, int | None]] = [(self._mark, following)]
         keys += [(mark, None) for mark in OPEN] if closes else [(self._mark, None)]
-        if self.last == ord(","):  # one line per entry, as after the bracket
+        if self.last == ord(","):  # after a comma as after the opening bracket: one line per entry
             keys += [(mark, None) for mark in OPEN if b"\n" in self.seen.get((mark, None), (b"", 0))[0]]
         seen = next((self.seen[key] for key in keys if key in self.seen), None)
         if seen is None and b"\n" in self.gap:

@@ -16,11 +16,11 @@ SPECIAL = 0xFF
 """Byte that stands for a special token; it never occurs in UTF-8."""
 
 KEPT = 512
-"""Number of masks whose symbols are cached: positions in a grammar recur."""
+"""Number of masks whose symbols are cached. The same masks occur again at later positions."""
 
 
 class Allowed(NamedTuple):
-    """The symbols that may follow at a position.
+    """The symbols that may follow at a position of the text.
 
     is_allowed  for each byte, whether it may follow.
     only        the only allowed symbol besides white space; None if there is none, or several.
@@ -62,7 +62,7 @@ class Symbols:
         return tuple(self.first + byte for byte in (self._written[token] if token < len(self._written) else b""))
 
     def bytes_of(self, symbols: Seq[int]) -> bytes:
-        """Return the bytes of symbols, `SPECIAL` for each special token."""
+        """Return the bytes of symbols. A special token becomes the byte `SPECIAL`."""
         return bytes([symbol - self.first if symbol >= self.first else SPECIAL for symbol in symbols])
 
     def _read_mask(self, mask: bytes) -> Allowed:
@@ -73,8 +73,9 @@ class Symbols:
         return Allowed(allowed[self._count :].tolist(), self._find_only(solid), following)
 
     def _find_only(self, solid: NDArray[np.int64]) -> int | None:
-        """Return the only symbol at these indices; None if there is none, or several. A special token also counts as
-        the only symbol beside the first byte of its name, because no tokenizer spells that name in bytes."""
+        """Return the only symbol at these indices; None if there is none, or several. If the indices are a special
+        token and the first byte of its name, return the special token, because no tokenizer spells this name in
+        bytes."""
         if len(solid) > 2 or not len(solid):
             return None
         symbol = int(self._ids[solid[0]])
@@ -86,7 +87,7 @@ class Symbols:
         return None
 
     def spaces(self, allowed: Allowed, gap: bytes) -> list[int]:
-        """Return the symbols of white space if it may follow; otherwise []."""
+        """Return the symbols of the white space `gap` if it may follow; otherwise []."""
         return [self.first + byte for byte in gap] if all(allowed.is_allowed[byte] for byte in gap) else []
 
 

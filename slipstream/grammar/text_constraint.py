@@ -1,5 +1,5 @@
-"""Constraints of one request: `TextConstraint` follows a grammar along the output and the draft tokens after it,
-between free parts (`FreeText`); `GivenTokens` forces a known text."""
+"""Constraints of one request. `TextConstraint` follows a grammar along the output and its draft tokens; parts of the
+output may be free (`FreeText`). `GivenTokens` forces a known text."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 OPENING, REASONING, SEARCHING, UNBOUND = range(4)
-"""Stages of free text: before reasoning may begin; within reasoning; before the grammar may begin; free to the end."""
+"""Stages of free text: OPENING: reasoning may begin; REASONING: within reasoning; SEARCHING: the grammar may begin;
+UNBOUND: free to the end."""
 
 SPACES = tuple(chr(code).encode() for code in range(0x3001) if chr(code).isspace())
 
 
 @dataclass(frozen=True)
 class Place:
-    """The position that a text has reached.
+    """The position that an output has reached.
 
     begin    index in the output of the first token that belongs to the grammar; None: in a free part.
-    lead     tokens of the grammar's text that the last free token has already written.
+    lead     tokens for the beginning of the grammar's text, if the last free token has already written it.
     stage    stage of the free part.
     partial  last bytes of the free part, if they may be the beginning of a mark that ends the part.
     """
@@ -42,10 +43,10 @@ class Place:
 
 
 class FreeText:
-    """Searches free text for the bytes that begin the grammar: `after` or a trigger, which may begin and end within
-    tokens. A token that continues after these bytes is allowed if the grammar may begin with the rest of the token.
+    """Searches free text for the bytes after which the grammar begins: `after` or a trigger, which may begin and end
+    within tokens. A token with further bytes after them is allowed if the grammar may begin with these bytes.
 
-    Special tokens write nothing, as in text that is shown, except those that `after` and the trigger name.
+    Special tokens write nothing, as in the text that users see, except special tokens in `after` and in the trigger.
 
     grammar  a matcher at the beginning of the grammar.
     """
@@ -73,7 +74,7 @@ class FreeText:
             self._may_end = [token for token, written in enumerate(self._written) if any(b in written for b in last)]
 
     def advance(self, place: Place, token: int, index: int) -> Place:
-        """Return the place after one more token, which has this index in the output."""
+        """Return the place after one more token, which has the index `index` in the output."""
         if place.begin is not None:
             return place
         stage, waiting, possible = self._read(place.stage, place.partial + self._written[token])
@@ -93,8 +94,8 @@ class FreeText:
         return self._rows[key]
 
     def _read(self, stage: int, text: bytes) -> tuple[int, bytes, bytes | None]:
-        """Return stage and partial mark after a free part that ends with `text`; and the grammar's first bytes, if its
-        text has begun, or None."""
+        """Return stage and partial mark after a free part that ends with `text`. Also return the first bytes of the
+        grammar's text if it has begun, else None."""
         if stage == OPENING:
             text = _strip(text)
             if _is_undecided(text, [self._opening]):
@@ -126,7 +127,7 @@ class FreeText:
     def _can_begin(self, beginning: bytes) -> bool:
         try:
             tokens = self._tokenise(beginning)
-        except UnicodeDecodeError:  # ends within a UTF-8 character: no text, no tokens
+        except UnicodeDecodeError:  # bytes that end within a UTF-8 character cannot be split into tokens
             return False
         return self._grammar.deep_copy().validate_tokens(list(tokens)) == len(tokens)
 
@@ -139,7 +140,7 @@ def _strip(text: bytes) -> bytes:
 
 
 def _is_undecided(text: bytes, marks: list[bytes]) -> bool:
-    """Return whether a text without white space before it may become one that begins with a mark."""
+    """Return whether `text`, whose leading white space was stripped, may become a text that begins with a mark."""
     return any(len(text) < len(each) and each.startswith(text) for each in (*marks, *SPACES))
 
 
@@ -155,13 +156,13 @@ Tail = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class ConstraintState:
-    """The constraint's state after an output and a tail.
+    """The constraint's state after an output and some draft tokens (the tail).
 
     place     the position that the text has reached.
     allowed   [V], the tokens that may follow.
-    over      whether nothing follows: the text is complete, a stop id was emitted, or a token was not allowed.
+    over      whether nothing can follow: the text is complete, a stop id was emitted, or a token was not allowed.
     complete  whether the text ends here although no stop id was emitted.
-    fault     why the state is unknown; then no token is allowed.
+    fault     why llguidance cannot tell the state, so that no token is allowed; "" if it can.
     """
 
     place: Place
@@ -174,7 +175,7 @@ class ConstraintState:
 class TextConstraint:
     """A `Constraint` by a grammar. A stop id is allowed exactly where the text so far already satisfies the grammar.
 
-    States are kept between calls: a drafter asks first, then `prune`, verification and `stop` ask again."""
+    States are cached between calls, because a drafter, `prune`, verification and `stop` need the same states."""
 
     def __init__(
         self, vocabulary: Vocabulary, grammar: LLMatcher, free: FreeText, spelled: SpelledForm, stop_ids: frozenset[int]
@@ -211,7 +212,7 @@ class TextConstraint:
         return () if begin is None or state.over else self._forced.tokens([*state.place.lead, *output[begin:]])
 
     def _settle(self, output: Seq[int]) -> None:
-        """Make tails follow `output` from now on. States that are still reachable are kept."""
+        """Make `output` the output that tails follow. Cached states that are still reachable are kept."""
         old, new = self._output, list(output)
         if new == old:
             return
@@ -260,9 +261,9 @@ class TextConstraint:
 
 
 class GivenTokens:
-    """A `Constraint` that forces a known text: its tokens are emitted, so that their log-probabilities are computed.
+    """A `Constraint` that forces a known text, so that the log-probabilities of its tokens are computed.
 
-    tokens: the whole text. vocab_size: width V of the target's logits.
+    tokens: all tokens of the text. vocab_size: width V of the target's logits.
 
     Raises ParameterError for ids outside the vocabulary."""
 
@@ -316,10 +317,10 @@ class Walk:
 
 
 _REGEX = re.compile(r"regex parse error:\n    (?P<pattern>.*)\n    (?P<indent> *)\^.*\nerror: (?P<fault>.*)")
-"""An error report of Rust's regex: the pattern, a mark below the faulty part, and the fault."""
+"""Matches an error report of Rust's regex: the pattern, a mark below the faulty part, and the fault."""
 
 PLACE = re.compile(r"at \d+\(\d+\): ")
-"""Line and column in a grammar, in error reports."""
+"""Matches line and column of a grammar in error reports."""
 
 
 def fault_of(matcher: LLMatcher) -> str:

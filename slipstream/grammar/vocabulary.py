@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 END = "<|slipstream: end of text|>"
-"""llguidance needs a token that ends texts, and takes token 0 if it finds none. It gets this extra token, because the
-request decides which of the model's tokens end its text."""
+"""Extra end-of-text token for llguidance, which needs such a token and otherwise takes token 0. The model's own tokens
+are not used for this, because each request has its own stop ids."""
 
 
 class Vocabulary:
@@ -33,8 +33,8 @@ class Vocabulary:
 
     @staticmethod
     def of(tokenizer: Tokenizer | None, size: int) -> Vocabulary:
-        """Make the vocabulary of a fast tokenizer of transformers, or of a folder. Raises ParameterError for other
-        tokenizers, and if llguidance is not installed."""
+        """Make the vocabulary of a fast tokenizer of transformers, or a `FolderTokenizer`. Raises ParameterError for
+        other tokenizers, and if llguidance is not installed."""
         if tokenizer is None:
             raise _explain_impossible("the target has no tokenizer", "give token ids in logit_bias or bad_words")
         backend = backend_of(tokenizer)
@@ -57,13 +57,13 @@ class Vocabulary:
 
     @staticmethod
     def of_bytes() -> Vocabulary:
-        """Make a vocabulary with one id for each byte, of no model. Raises ParameterError if llguidance is not
-        installed."""
+        """Make a vocabulary with one id for each byte, which does not depend on a model. Raises ParameterError if
+        llguidance is not installed."""
         tokens = make_tokens("byte")
         return Vocabulary(tokens, tokens.vocab_size)
 
     def row(self, mask: bytes) -> NDArray[np.bool_]:
-        """Return [V]: a bit mask of llguidance as booleans, without its end-of-text tokens."""
+        """Convert a bit mask of llguidance to booleans [V], without llguidance's end-of-text token."""
         row = np.zeros(self.size, np.bool_)
         known = min(self.size, 8 * len(mask))
         row[:known] = np.unpackbits(np.frombuffer(mask, np.uint8), count=known, bitorder="little")
@@ -92,7 +92,7 @@ class Vocabulary:
 
 
 def make_tokens(*given: Any, **named: Any) -> LLTokenizer:
-    """Make a tokenizer of llguidance. Raises ParameterError without llguidance."""
+    """Make a tokenizer of llguidance. Raises ParameterError if llguidance is not installed."""
     try:
         from llguidance import LLTokenizer
     except ImportError as fault:

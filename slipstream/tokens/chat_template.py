@@ -1,6 +1,6 @@
 """Chat templates: the Jinja text of a checkpoint that turns a conversation into a prompt.
 
-A template is code that somebody else wrote, so it runs in Jinja's sandbox, with the same additions as in transformers:
+A template is untrusted code, so it runs in Jinja's sandbox, with the same additions as in transformers:
 `raise_exception`, `strftime_now`, a `tojson` that does not escape HTML, loop controls and the `generation` block.
 """
 
@@ -21,18 +21,19 @@ from jinja2.utils import Namespace
 def render(template: str, messages: Seq[Mapping[str, str]], add_generation_prompt: bool, **names: object) -> str:
     """Render a conversation as text.
 
-    messages  messages of plain strings, each at least {"role", "content"}.
+    messages  messages with at least "role" and "content", whose values are plain strings.
     names     other variables that the template can read: the special tokens, `tools`.
 
-    Raises jinja2's TemplateError for a template that is wrong, forbidden in the sandbox, or refuses the conversation.
+    Raises jinja2's TemplateError for a template that is wrong or does something that the sandbox forbids, and if the
+    template refuses the conversation.
     """
     known = {"messages": list(messages), "tools": None, "documents": None}
     return str(_compile(template).render(known | {"add_generation_prompt": add_generation_prompt} | names))
 
 
 def choose_template(templates: str | Mapping[str, str] | None, tools: bool) -> str:
-    """Return the template that transformers would take for a conversation with or without tools; "" if there is
-    none."""
+    """Return the template that transformers would choose for a conversation with or without tools; "" if there is no
+    template."""
     if isinstance(templates, Mapping):
         return (templates.get("tool_use") if tools else None) or templates.get("default", "")
     return templates or ""
@@ -62,7 +63,7 @@ def _compile(template: str) -> Any:
 
 
 class _Generation(Extension):
-    """{% generation %} ... {% endgeneration %}: renders the text between, in its own scope."""
+    """The block {% generation %} ... {% endgeneration %}: renders its content in a scope of its own."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -76,7 +77,8 @@ class _Generation(Extension):
 
 
 class _Dict:
-    """`dict` without the attributes of its class, by which a template could reach the interpreter."""
+    """The `dict` of a template. It lacks the attributes of Python's class, by which a template could leave the
+    sandbox."""
 
     def __call__(self, *given: object, **named: object) -> dict[Any, Any]:
         return dict(*given, **named)
@@ -86,7 +88,7 @@ class _Dict:
 
 
 class _PublicNamespace(Namespace):
-    """`namespace` that allows no attributes beginning with an underscore."""
+    """The `namespace` of a template. It refuses attributes that begin with an underscore."""
 
     def __init__(*given: object, **named: object) -> None:  # no `self` here: an attribute may have this name
         namespace, *values = given

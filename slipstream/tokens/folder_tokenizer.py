@@ -1,7 +1,8 @@
 """`FolderTokenizer`: the tokenizer of a folder, read by the tokenizers library alone.
 
-Importing transformers takes as long as everything else that a short text needs, and adds nothing for a folder whose
-tokenizer.json is the whole tokenizer. transformers is used for folders with settings that `open_folder` does not know.
+Importing transformers takes as long as everything else that a short request needs, and is not necessary for a folder
+whose tokenizer.json is the complete tokenizer. transformers is used for folders with settings that `open_folder` does
+not know.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -33,7 +34,7 @@ _FURTHER = {
     "legacy", "local_files_only", "max_length", "model_input_names", "model_max_length", "name_or_path",
     "padding_side", "processor_class", "stride", "tokenizer_class", "truncation_side", "truncation_strategy",
 }  # fmt: skip
-"""Other settings, which are read here, or which change neither ids nor text."""
+"""Other settings of a tokenizer that are read here, or that change neither ids nor text."""
 
 _ADDITIONS = ("added_tokens.json", "additional_chat_templates")
 """Files and folders beside tokenizer.json that only transformers reads."""
@@ -42,19 +43,19 @@ _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 """Attributes of an added token."""
 
 LONG = 10_000
-"""Length of a text, in characters, above which `encode` blocks other threads too long; `encode_batch` does not."""
+"""For texts of more characters, `encode_batch` is called, because `encode` would block other threads too long."""
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Fields of a message that transformers copies to each other."""
+"""Fields of a message that transformers treats as one field, by copying its value to the others."""
 
 
 class FolderTokenizer:
     """Encodes, decodes and applies the chat template as the folder's transformers tokenizer would.
 
-    Every other method comes from the transformers tokenizer, which is loaded at its first use and answers all calls
-    from then on. So a change to the tokenizer, such as an added token, takes effect everywhere.
+    Every other method comes from the transformers tokenizer. It is loaded at the first such call and answers all calls
+    from then on, so a change to it, such as an added token, takes effect in every method.
 
-    special  "bos_token" -> "<s>", ... for the special tokens that the folder names.
+    special  text of each special token that the folder names, such as {"bos_token": "<s>"}.
     load     function that returns the transformers tokenizer.
     """
 
@@ -75,7 +76,7 @@ class FolderTokenizer:
         return self._whole
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # of protocols such as copy and pickle
+        if name.startswith("__"):  # methods of protocols such as copy and pickle
             raise AttributeError(name)
         if self._whole is None and name.removesuffix("_id") in _NAMED:
             token = self._special.get(name.removesuffix("_id"))
@@ -128,7 +129,7 @@ class FolderTokenizer:
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def convert_tokens_to_ids(self, tokens: object) -> Any:
-        """Return the id of a token; the unknown token's id if there is no such token."""
+        """Return the id of a token; for a text that is no token, the id of the unknown token."""
         if self._whole is not None or type(tokens) is not str:
             return self.transformers.convert_tokens_to_ids(tokens)
         token_id = self._backend.token_to_id(tokens)
@@ -163,7 +164,8 @@ def _are_objects(value: object) -> bool:
 
 
 def backend_of(tokenizer: object) -> Tokenizer | None:
-    """Return the tokenizers library's object in a fast tokenizer of transformers or of a folder; None for others."""
+    """Return the `tokenizers.Tokenizer` inside a fast tokenizer of transformers or a `FolderTokenizer`; None for other
+    tokenizers."""
     if not isinstance(tokenizer, FolderTokenizer):
         from transformers import PreTrainedTokenizerFast  # imported here: it takes long
 
@@ -174,7 +176,7 @@ def backend_of(tokenizer: object) -> Tokenizer | None:
 
 @read_once
 def backend_in(checkpoint: Checkpoint) -> Tokenizer | None:
-    """Return the tokenizer.json of a folder; None if there is none. Raises LoadError for an invalid file."""
+    """Read the tokenizer.json of a folder; None if the folder has none. Raises LoadError for an invalid file."""
     file = checkpoint.place / "tokenizer.json"
     if not file.is_file():
         return None
@@ -189,7 +191,7 @@ def transformers_tokenizer(folder: Path) -> Any:
 
 
 def open_folder(checkpoint: Checkpoint) -> FolderTokenizer | None:
-    """Return the tokenizer of a folder; None if only transformers can read it.
+    """Return the tokenizer of a folder; None if only transformers can read this folder.
 
     Raises LoadError for an invalid tokenizer.json or damaged settings, and OSError or UnicodeDecodeError for an
     unreadable chat template."""
@@ -232,7 +234,8 @@ def _adds_nothing(backend: Tokenizer, settings: JsonMapping, named: Iterable[str
 
 
 def settings_of(checkpoint: Checkpoint) -> JsonObject:
-    """Return a folder's tokenizer settings, joined as by transformers. Raises ConfigError for damaged files."""
+    """Return a folder's tokenizer settings, merged from several files as transformers does. Raises ConfigError for
+    damaged files."""
     settings = dict(checkpoint.json("tokenizer_config.json"))
     if "added_tokens_decoder" not in settings:
         settings |= checkpoint.json("special_tokens_map.json")
@@ -240,6 +243,7 @@ def settings_of(checkpoint: Checkpoint) -> JsonObject:
 
 
 def content_of(token: object) -> str | None:
-    """Return the text of a token as configurations write it; None for anything else."""
+    """Return the text of a token from a configuration, where it is a string or an object with "content"; None for
+    anything else."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None

@@ -1,8 +1,8 @@
 """The tokenizer of a GGUF file.
 
-A file that contains the tokenizer.json of its checkpoint has exactly that tokenizer. For other files, we build
-byte-level BPE ("gpt2") from tokens and merges, if we know how it splits texts into words (`SPLITS`); SentencePiece
-("llama") from tokens and scores; and Gemma 4's kind ("gemma4") from tokens and merges. Errors name other kinds.
+If the file contains the tokenizer.json of its checkpoint, this is the tokenizer. For other files, we build byte-level
+BPE ("gpt2") from tokens and merges, if we know how it splits texts into words (`SPLITS`); SentencePiece ("llama") from
+tokens and scores; and Gemma 4's tokenizer ("gemma4") from tokens and merges. Other kinds raise an error.
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ SPLITS: Mapping[str, Seq[str]] = {
     ],
     "default": [r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"],
 }
-"""`tokenizer.ggml.pre` -> expressions whose matches are words, applied one after another. A text is split into these
-words before merges join the words' bytes (llama-vocab.cpp of github.com/ggml-org/llama.cpp)."""
+"""For values of `tokenizer.ggml.pre`, regular expressions whose matches are words, applied one after another. A text is
+split into these words before merges join the words' bytes (llama-vocab.cpp of github.com/ggml-org/llama.cpp)."""
 
 _WHOLE_WORDS = "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano tekken"
-"""Kinds that look words up before they apply merges, and whose texts begin with BOS unless the file says no."""
+"""Kinds that look up complete words before they apply merges, and that put BOS before a text unless the file says
+otherwise."""
 _ALIKE = {
     "llama-bpe": f"{_WHOLE_WORDS.removesuffix(' tekken')} dbrx smaug-bpe chatglm-bpe glm4 glm5",
     "gpt-2": "phi-2 gigachat a.x-4.0 mellum modern-bert jina-v1-en jina-es jina-de roberta-bpe mpt olmo jais trillion "
@@ -65,17 +66,18 @@ _ALIKE = {
     "deepseek-v3": "hunyuan-dense joyai-llm",
 }
 SAME_SPLIT = {name: name for name in SPLITS} | {name: each for each, names in _ALIKE.items() for name in names.split()}
-"""`tokenizer.ggml.pre` -> the name in `SPLITS` of the same way to split a text."""
+"""For values of `tokenizer.ggml.pre`, the key in `SPLITS` with the same splitting."""
 _GPT2_DEFAULTS, _SENTENCEPIECE_DEFAULTS = {"bos": 11, "eos": 11}, {"bos": 1, "eos": 2, "unknown": 0}
-"""Ids of special tokens that a file does not name, as in llama.cpp: 11 is GPT-2's comma."""
+"""Default ids of special tokens, if the file does not give them, as in llama.cpp. (11 is a comma in GPT-2.)"""
 _NOT_CUT = ("<unk>", "<s>", "<|endoftext|>")
-"""Special tokens of Phi-3 that keep the white space after them; llama.cpp recognises the model by its name."""
+"""Special tokens of Phi-3 after which white space is kept. llama.cpp recognises Phi-3 by its name."""
 _SPACE = "▁"
 """Character that stands for a space in the tokens of SentencePiece."""
 
 
 def gguf_tokenizer(header: GgufHeader) -> FolderTokenizer | None:
-    """Return the tokenizer of a file; None if it has none. Raises LoadError for a tokenizer that cannot be read."""
+    """Return the tokenizer of a file; None if the file has no tokenizer. Raises LoadError for a tokenizer that cannot
+    be read."""
     if not header.has_tokenizer:
         return None
     metadata = header.metadata
@@ -114,7 +116,7 @@ def _byte_level(header: GgufHeader) -> Tokenizer:
 
 
 def _sentencepiece(header: GgufHeader) -> Tokenizer:
-    """Build BPE over characters that falls back to bytes, with a mark for each space."""
+    """Build BPE over characters, with `_SPACE` for each space, which falls back to bytes for unknown characters."""
     metadata, scored = header.metadata, header.metadata["tokenizer.ggml.model"] == "llama"
     defaults = _SENTENCEPIECE_DEFAULTS if scored else {}
     unknown = header.token_id("unknown")
@@ -164,7 +166,8 @@ def _merges_by_score(header: GgufHeader) -> list[tuple[str, str]]:
 
 
 def _add_special(header: GgufHeader, backend: Tokenizer, defaults: Mapping[str, int], bos: bool) -> None:
-    """Name the special tokens, and put BOS and EOS around a text. bos: whether to put BOS if the file does not say."""
+    """Mark special tokens as special, and make the tokenizer put BOS and EOS around a text. bos: whether it puts BOS if
+    the file does not say."""
     texts, metadata = header.token_texts, header.metadata
     cut = "phi-3" in (name := str(metadata.get("general.name", "")).lower()) or "phi3" in name
     for kind in (gguf_header.CONTROL, gguf_header.UNKNOWN, gguf_header.USER_DEFINED):
@@ -204,6 +207,6 @@ def _folder_tokenizer(header: GgufHeader, backend: Tokenizer) -> FolderTokenizer
 
 
 def special_tokens(header: GgufHeader) -> dict[str, str]:
-    """ "bos_token" -> "<s>", ... for the special tokens that a file names."""
+    """Return the text of each special token that a file names, such as {"bos_token": "<s>"}."""
     ids = {f"{role}_token": header.token_id(role) for role in ROLES}
     return {name: header.token_texts[i] for name, i in ids.items() if i is not None and i in header.token_texts}

@@ -1,13 +1,14 @@
-"""`Reading`: a text in the target's tokens, read in the tokens of a draft model with another tokenizer.
+"""`Reading` translates a sequence of the target's tokens to tokens of a draft model with another tokenizer.
 
 The draft model's own tokenizer splits complete words. A word is complete when the next word begins: before a space
 after other text, at a special token, or after `LONGEST` bytes. The last word may still continue, so its tokens are
-taken one by one: a token that the draft model has, too, is kept, and others are split.
+translated one by one: a token that both models have becomes that token, and other tokens are split.
 
         target's tokens   spec  ulative  ▁dec              draft model's, "dec" still open   speculative  Ġdec
                           spec  ulative  ▁dec  oding  ▁                                    speculative  Ġdecoding  Ġ
 
-So the ids depend on the tokens alone, not on how these were drafted, and ids before the last word never change.
+So the draft model's ids depend only on the target's tokens, not on how the tokens were drafted, and ids before the last
+word never change.
 """
 
 from collections.abc import Sequence as Seq
@@ -15,16 +16,17 @@ from collections.abc import Sequence as Seq
 from slipstream.tokens.token_texts import SHARED_ROLES, TokenTexts
 
 LONGEST = 64
-"""Bytes after which a word ends at the next character; otherwise long text without spaces would be split repeatedly."""
+"""After this number of bytes, a word ends at the next character. Otherwise the tokenizer would split a long text
+without spaces again after each token."""
 
 WHITESPACE = b" \t\n\r"
 
 
 class Vocabularies:
-    """Tokens of a target and of its draft model, and their common tokens: tokens that write the same bytes, and special
-    tokens with the same text or the same role. Each token has at most one counterpart.
+    """Tokens of a target and of its draft model, and their common tokens. Tokens are common if they write the same
+    bytes, special tokens also if they have the same text or the same role. Each token has at most one counterpart.
 
-    width  widths of the logits of the target and of the draft model: larger ids are never predicted.
+    width  number of logits of the target and of the draft model; larger ids are never predicted.
     """
 
     def __init__(self, target: TokenTexts, draft: TokenTexts, width: tuple[int, int]):
@@ -50,8 +52,11 @@ class Vocabularies:
 
 
 class Reading:
-    """ids: the text as the draft model reads it, after the tokens that its tokenizer puts before every text. Empty if
-    there are none and the draft model has no token for the text."""
+    """A sequence of the target's tokens as the draft model reads it.
+
+    ids  the draft model's ids, beginning with the tokens that its tokenizer puts before every text. May be empty, if
+         there are no such tokens and the draft model has no token for the text.
+    """
 
     def __init__(self, vocabularies: Vocabularies):
         self._vocabularies = vocabularies
@@ -60,8 +65,8 @@ class Reading:
         self._words: list[tuple[int, int]] = [(0, len(self.ids))]  # where each word begins, in tokens and in ids
 
     def update(self, tokens: Seq[int], same: int) -> int:
-        """Read a text whose first `same` tokens equal those of the last call. Returns the number of unchanged leading
-        ids."""
+        """Read the target's tokens, the first `same` of which are the same as in the last call. Returns the number of
+        leading ids that have not changed."""
         known = min(same, self._read)
         while len(self._words) > 1 and self._words[-1][0] >= known:  # the token at `known` may no longer begin a word
             self._words.pop()
@@ -89,7 +94,7 @@ class Reading:
 
     @property
     def open_word(self) -> int:
-        """Index of the first of the target's tokens whose ids may still change."""
+        """Index of the first target token whose ids may still change."""
         return self._words[-1][0]
 
     def _end_word(self, word: bytes) -> None:
@@ -101,7 +106,8 @@ class Reading:
         self.ids += self._vocabularies.draft.pieces(word, first)
 
     def _add_special(self, token: int, place: int) -> None:
-        """Add a special token if the draft model has it. A BOS at the beginning is skipped: `ids` has its own."""
+        """Add a special token if the draft model has it. The target's BOS at the beginning is skipped, because `ids`
+        begins with the draft model's own."""
         vocabularies = self._vocabularies
         if token in vocabularies.to_draft and not (place == 0 and token == vocabularies.target.roles["bos"]):
             self.ids.append(vocabularies.to_draft[token])

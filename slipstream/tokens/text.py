@@ -16,8 +16,9 @@ _FIX = "put tokenizer.json and tokenizer_config.json next to the weights, or pas
 
 @read_once
 def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
-    """Return the tokenizer of a checkpoint: a transformers tokenizer, or an equivalent. None if the checkpoint has no
-    tokenizer: its prompts are token ids. Never runs code of the checkpoint. Raises LoadError."""
+    """Return the tokenizer of a checkpoint, which is a transformers tokenizer or an equivalent. Returns None if the
+    checkpoint has no tokenizer, so that prompts must be token ids. Never runs code of the checkpoint. Raises
+    LoadError."""
     if checkpoint.is_gguf:
         from slipstream.tokens.gguf_tokenizer import gguf_tokenizer
 
@@ -29,7 +30,7 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
 
 
 def load_tokenizer(checkpoint: CheckpointName) -> Tokenizer:
-    """Return the tokenizer as `tokenizer_of` does. Raises LoadError if the checkpoint has none."""
+    """Return the tokenizer as `tokenizer_of` does. Raises LoadError if the checkpoint has no tokenizer."""
     opened = Checkpoint.open(checkpoint)
     tokenizer = tokenizer_of(opened)
     if tokenizer is None:
@@ -39,12 +40,13 @@ def load_tokenizer(checkpoint: CheckpointName) -> Tokenizer:
 
 
 def decoder_of(tokenizer: Tokenizer) -> Decode:
-    """Return a function from token ids to text without special tokens. Spaces are not cleaned up, so pieces add up."""
+    """Return a function from token ids to text without special tokens. Spaces are not cleaned up, so pieces can be
+    concatenated."""
     return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def decoder_keeping(tokenizer: Tokenizer, markers: Seq[str]) -> Decode:
-    """Return a function as `decoder_of`, which keeps the special tokens that occur in the markers."""
+    """Return a function as `decoder_of` does, but keep special tokens in the text if they occur in `markers`."""
     special = special_tokens(tokenizer).items()
     dropped = {token for token, text in special if not any(text in marker for marker in markers)}
     return lambda ids: tokenizer.decode(
@@ -53,8 +55,8 @@ def decoder_keeping(tokenizer: Tokenizer, markers: Seq[str]) -> Decode:
 
 
 def token_text_of(tokenizer: Tokenizer) -> Callable[[int], str]:
-    """Return a function from a token id to its text after another token, including special tokens; U+FFFD for a part of
-    a character. (At the beginning of a text, many tokenizers drop the space of a word.)"""
+    """Return a function from a token id to the text that the token has after another token. Special tokens have a text,
+    too; a part of a character is U+FFFD. (At the beginning of a text, many tokenizers drop the space of a word.)"""
     lead = tokenizer.encode("x", add_special_tokens=False)
     before, keeping = tokenizer.decode(lead), {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
 
@@ -67,7 +69,7 @@ def token_text_of(tokenizer: Tokenizer) -> Callable[[int], str]:
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
-    """Return id -> name of the special tokens among the added tokens."""
+    """Return the names of the special tokens among the added tokens, by id."""
     if isinstance(tokenizer, FolderTokenizer):
         added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
     else:
@@ -76,8 +78,8 @@ def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
 
 
 def stray_byte(tokenizer: Tokenizer) -> int | None:
-    """Return the id of a byte that no UTF-8 text contains, if the tokenizer falls back to bytes (Llama 2's), or
-    None."""
+    """Return the id of a byte that no UTF-8 text contains, if the tokenizer falls back to bytes (as Llama 2's does),
+    else None."""
     if not isinstance(tokenizer, FolderTokenizer):
         from transformers import PreTrainedTokenizerBase  # imported here: it takes long
 
@@ -100,11 +102,11 @@ class TextStream:
     """Turns tokens into pieces of text as they arrive.
 
     A token that ends inside a UTF-8 character gives no text until the character is complete. With a tokenizer that
-    falls back to bytes, a run of bytes gives no text until the run ends, because one invalid byte turns all its
+    falls back to bytes, a sequence of byte tokens gives no text until it ends, because one invalid byte turns all its
     characters into U+FFFD (see the function `stray_byte`). Text that may be the beginning of a stop string is held back
-    until this is ruled out. The joined pieces are the text of the whole output, cut before its stop string.
+    until this is ruled out. The joined pieces are the text of the complete output, cut before its stop string.
 
-    prompt  the tokens before the output: the text of the first output token depends on them.
+    prompt  the tokens before the output, on which the text of the first output token depends.
     """
 
     def __init__(self, decode: Decode, stop: Seq[str] = (), stray_byte: int | None = None, prompt: Seq[int] = ()):
@@ -112,7 +114,7 @@ class TextStream:
         self._waiting: list[Piece] = []
 
     def add(self, ids: Seq[int], drafted: Seq[bool], last: bool, stop_cause: int | str | None = None) -> list[Piece]:
-        """Push the tokens of a step, and return the pieces that can be shown; after the last step, all that remain."""
+        """Push the tokens of a step, and return the pieces that can be shown. last: return all remaining pieces."""
         for token, accepted in zip(ids, drafted, strict=True):
             self.push(token, accepted)
         return self.finish(stop_cause) if last else self.take()
@@ -127,8 +129,8 @@ class TextStream:
         return self._release(len(text) - unsafe, keep=self._text.incomplete)
 
     def finish(self, stop_cause: int | str | None) -> list[Piece]:
-        """Return the remaining pieces, up to the stop string if one ended the text. An incomplete character
-        at the very end is shown as U+FFFD."""
+        """Return the remaining pieces, up to the stop string if a stop string ended the output. An incomplete character
+        at the end becomes U+FFFD."""
         if self._text.incomplete and self._waiting:
             last = self._waiting[-1]
             self._waiting[-1] = Piece(self._text.rest(), last.token, last.drafted)

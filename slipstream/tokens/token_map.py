@@ -1,4 +1,4 @@
-"""`TokenMap`: the token that each id of a checkpoint means, read without transformers' tokenizer if possible."""
+"""`TokenMap` has the token of each id of a checkpoint. It is read without transformers' tokenizer if possible."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from slipstream.tokens.text import tokenizer_of
 
 @dataclass(frozen=True)
 class TokenMap:
-    """tokens   id -> token, including added tokens.
-    special  ids of special tokens (control tokens, not text).
-    roles    "bos", "eos", "pad", ... -> id, or None if the tokenizer has no such token.
+    """tokens   tokens by id, including added tokens.
+    special  ids of special tokens, which control the model and are not text.
+    roles    ids by role ("bos", "eos", "pad", ...); None if the tokenizer has no such token.
     """
 
     tokens: Mapping[int, str]
@@ -23,7 +23,7 @@ class TokenMap:
 
 @read_once
 def token_map(checkpoint: Checkpoint) -> TokenMap | None:
-    """Return the token map of a checkpoint; None if it has no tokenizer. Raises LoadError."""
+    """Return the token map of a checkpoint; None if the checkpoint has no tokenizer. Raises LoadError."""
     if checkpoint.is_gguf:
         from slipstream.checkpoints.gguf_header import CONTROL
 

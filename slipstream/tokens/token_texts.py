@@ -1,8 +1,10 @@
-"""`TokenTexts`: the bytes that each token of a tokenizer writes, and how it splits text in the middle of a text.
+"""`TokenTexts`: the bytes that each token of a tokenizer writes, and how the tokenizer splits text that follows other
+text.
 
-Tokenizers spell the same token differently: " the" is `Ġthe` in byte-level BPE, `▁the` in SentencePiece, `the` in
-WordPiece, whose continuations begin with `##`. Bytes are common to all. A token may also write a part of a character:
-`<0xF0>` if a tokenizer falls back to bytes, `ð` in byte-level BPE.
+Tokenizers spell the same token differently: " the" is `Ġthe` in byte-level BPE, `▁the` in SentencePiece, and `the` in
+WordPiece, where tokens that continue a word begin with `##`. So tokens of different tokenizers are compared by the
+bytes that they write. A token may also write a part of a character: `<0xF0>` if a tokenizer falls back to bytes, `ð` in
+byte-level BPE.
 """
 
 import json
@@ -20,22 +22,22 @@ from slipstream.errors import PairError
 from slipstream.tokens.folder_tokenizer import backend_of
 
 SHARED_ROLES = ("bos", "eos")
-"""Roles of special tokens that are taken as common to two tokenizers even if their names differ."""
+"""Roles of special tokens that count as common to two tokenizers even if the tokens' texts differ."""
 
 PROBES = (" The", " it's", " 42,", "\n  x", "  y")
-"""Texts that a tokenizer has to reproduce: capitals, punctuation, lines and spaces."""
+"""Texts that a tokenizer must not change: with capitals, punctuation, line breaks and spaces."""
 
 WORDS_REMEMBERED = 2**16
 
 
 @dataclass(frozen=True)
 class Spelling:
-    """How the tokens of a vocabulary are written.
+    """How the tokens of a vocabulary are spelled.
 
-    byte_level  whether each character stands for a byte (GPT-2).
-    space       character that stands for a space, "" if none does.
+    byte_level  whether each character stands for a byte (as in GPT-2).
+    space       character that stands for a space; "": no character does.
     byte_names  whether `<0x41>` is the byte 0x41.
-    prefix      prefix of tokens that continue a word (WordPiece; others begin with a space), or None.
+    prefix      in WordPiece, prefix of tokens that continue a word; all other tokens begin with a space. Else None.
     """
 
     byte_level: bool = False
@@ -60,7 +62,8 @@ def is_byte_name(token: str) -> bool:
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """Return the alphabet of byte-level BPE: printable bytes are themselves, others are characters from U+0100 on."""
+    """Return the byte of each character in the alphabet of byte-level BPE. A printable byte is its own character; other
+    bytes are characters from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     unprintable = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(unprintable)}
@@ -77,10 +80,11 @@ def part_of_character(tokenizer: object, token: int) -> bytes | None:
 
 
 class TokenTexts:
-    """tokenizer: a fast tokenizer of transformers, or of a folder. of: its owner, for errors ("the draft model").
+    """tokenizer: a fast tokenizer of transformers, or a `FolderTokenizer`. of: its model, for errors ("the draft
+    model").
 
     written  for each id, the bytes that it writes; None for special and unknown tokens.
-    special  text of each special token -> its id.
+    special  ids of special tokens, by text.
     begin    ids that the tokenizer puts before every text, such as BOS.
     drops_space  whether decoding drops the space at the very beginning of a text.
 
@@ -95,7 +99,7 @@ class TokenTexts:
         spelling = _spelling(decoders, of)
         added = backend.get_added_tokens_decoder()
         unknown = model.get("unk_token")
-        if model.get("unk_id") is not None:  # Unigram gives its index
+        if model.get("unk_id") is not None:  # Unigram has the index of the unknown token
             unknown = str(model["vocab"][model["unk_id"]][0])
         tokens = {id_: token for token, id_ in backend.get_vocab(with_added_tokens=True).items()}
         self.of = of
@@ -114,7 +118,7 @@ class TokenTexts:
         self._whole = _without_specials(described)
         self._middle = self._whole if edited == described else _without_specials(edited)
         word = next((data for data in self.id_of if data[:1] == b" " and data[1:].isalnum()), b"")
-        if self.bytes_of(self.ids(word.decode())) != word:  # the prefix marks words, as in T5
+        if self.bytes_of(self.ids(word.decode())) != word:  # each word gets a prefix, as in T5
             self._middle = self._whole
         around, specials = tokenizer.encode("x"), set(self.special.values())
         self.begin = tuple(around[: next((n for n, id_ in enumerate(around) if id_ not in specials), 0)])
@@ -125,8 +129,8 @@ class TokenTexts:
         return (self._whole if first else self._middle).encode(text, add_special_tokens=False).ids
 
     def _pieces(self, data: bytes, first: bool = False) -> tuple[int, ...]:
-        """Return the ids of bytes, as `ids` for text. The bytes need not be UTF-8: each byte of an incomplete character
-        becomes its own token, or none if the vocabulary has none."""
+        """Return the ids of bytes, as `ids` does for text. The bytes need not be UTF-8: each byte of an incomplete
+        character becomes a byte token, or is left out if the vocabulary has no token for this byte."""
         text, ids = data.decode("utf-8", "surrogateescape"), list[int]()
         for stray, run in groupby(text, lambda char: 0xDC80 <= ord(char) <= 0xDCFF):
             if stray:
@@ -137,8 +141,8 @@ class TokenTexts:
 
     @cached_property
     def id_of(self) -> dict[bytes, int]:
-        """Bytes -> id of the token that writes them. If there are several tokens, the one that is not spelled as a byte
-        is taken, because only that one occurs in text."""
+        """The id of the token that writes these bytes. If several tokens write the same bytes, tokens such as `<0x41>`
+        are ignored, because the tokenizer does not choose them for text."""
         ids: dict[bytes, int] = {}
         for id_, data in enumerate(self.written):
             if data and (data not in ids or is_byte_name(str(self._whole.id_to_token(ids[data])))):
@@ -154,7 +158,8 @@ class TokenTexts:
         return self.written[id_] if id_ < len(self.written) else None
 
     def require_faithful(self) -> None:
-        """Raise PairError if encoding and decoding change a text: capitals, spaces or lines are lost."""
+        """Raise PairError if a text is different after encoding and decoding, because capitals, spaces or line breaks
+        are lost."""
         for probe in PROBES:
             ids = self.ids(probe)
             if self.unknown not in ids and (text := self.bytes_of(ids).decode("utf-8", "replace")) != probe:
@@ -174,7 +179,7 @@ def _unreadable(of: str, what: str) -> PairError:
 
 
 def flat_parts(part: JsonMapping | None) -> Iterator[JsonObject]:
-    """Yield the parts of a decoder, normalizer or pre-tokenizer, which may be a sequence of others."""
+    """Yield the parts of a decoder, normalizer or pre-tokenizer, which may be a sequence of parts."""
     if part is None:
         return
     if part["type"] == "Sequence":
@@ -216,7 +221,7 @@ def _without_specials(described: Mapping[str, object]) -> Tokenizer:
 
 
 def _without_prefix(described: JsonMapping) -> JsonObject:
-    """Return the tokenizer's description without the space that it puts before a text, if it puts one."""
+    """Return the tokenizer's description, changed so that the tokenizer puts no space before a text."""
     edited = {**described, "pre_tokenizer": deepcopy(described["pre_tokenizer"])}
     for part in flat_parts(edited["pre_tokenizer"]):
         if part["type"] == "Metaspace":

@@ -19,7 +19,8 @@ class Tokenizer(Protocol):
     def decode(
         self, token_ids: list[int], *, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False
     ) -> Any:
-        """Return the text of token ids, a string; only the annotation of transformers allows lists of strings."""
+        """Return the text of token ids as a string. (The return type is Any because transformers' annotation also
+        allows lists of strings.)"""
         ...
 
     def apply_chat_template(

@@ -1,21 +1,23 @@
-"""Simulated acceptance length: an estimate of the measured one, from one forward pass over finished text.
+"""Simulated acceptance length: an estimate of the mean acceptance length, from one forward pass over finished text.
 
 Take text that the target wrote at some temperature. Let c[i, j] be the probability, *given that text*, that draft token
-j of a draft after token i is accepted if all draft tokens before it are. Speculative sampling accepts a draft token x ~
-q with probability min(1, p(x) / q(x)), so "draft token j is x and is accepted" has probability min(p(x), q(x)). Given
-that the text has x at that position,
+j of a draft after token i is accepted if all earlier draft tokens are accepted. Speculative sampling accepts a draft
+token x ~ q with probability min(1, p(x) / q(x)), so "draft token j is x and is accepted" has probability
+min(p(x), q(x)). Given that the text has x at that position,
 
     c[i, j] = min(1, q(x) / p(x))                    for a sampled draft token
     c[i, j] = 1 if the draft token is x, else 0      for a point mass (and for every draft token at temperature 0)
 
-Later draft tokens are conditioned on the text. This is correct: they only matter if all before them are accepted, and
-then the text equals the draft. The steps form a renewal process over the text: after a step that starts after token i
-and accepts m draft tokens, the next step starts after token i + m + 1. One pass gives the expected number of steps, and
+Later draft tokens are conditioned on the text. This is correct: a draft token only matters if all draft tokens before
+it are accepted, and then the text equals the draft. The steps form a renewal process over the text: after a step that
+starts after token i and accepts m draft tokens, the next step starts after token i + m + 1. One pass gives the expected
+number of steps, and
 
     tau = tokens / steps
 
-is an unbiased estimate of `SpecStats.mean_acceptance_length` on that text, prefill step included. Averaging accepted
-lengths over all positions would be biased, because decoding does not start at every position: it skips the easy ones.
+is an unbiased estimate of `SpecStats.mean_acceptance_length` on that text, prefill step included. An average over all
+positions would be biased, because decoding does not start a draft at every position: it skips positions that are easy
+to predict.
 """
 
 from collections.abc import Callable, Sequence as Seq
@@ -35,14 +37,14 @@ from slipstream.training.packing import Marked, TokenStream, write_masked
 from slipstream.training.regenerate import continue_prompts, draw_prompts
 
 MAX_WINDOW_PROBS = 2**25
-"""Largest number of probabilities in one window of texts; bounds the memory for large vocabularies."""
+"""Largest number of probabilities that are computed at once; bounds the memory for large vocabularies."""
 
 
 @dataclass(frozen=True)
 class Written:
     """A text that the target wrote.
 
-    tokens  prompt and output. prompt: number of prompt tokens. limit: the maximum length of `tokens`.
+    tokens  prompt and output tokens. prompt: number of prompt tokens. limit: the maximum length of `tokens`.
     """
 
     tokens: list[int]
@@ -52,7 +54,8 @@ class Written:
 
 @dataclass
 class HeldOutText:
-    """Texts written at one temperature. windows: the texts in batches, filled by `read`; only their output counts."""
+    """Texts written at one temperature. windows: the texts in batches, filled by `read`. Only output tokens count in
+    them."""
 
     texts: list[Written]
     temperature: float
@@ -73,8 +76,8 @@ class HeldOutText:
     def acceptance_length(self, of: Callable[[Window], Tensor]) -> float:
         """Return the simulated tau: generated tokens divided by the expected number of steps.
 
-        of: window [R, L] -> acceptance probabilities [R, L, K], row i for the draft tokens after token i (see
-            `acceptance_probs`).
+        of: function from a window [R, L] to acceptance probabilities [R, L, K]; row i is for the draft tokens after
+            token i (see `acceptance_probs`).
         """
         tables = [probs for window in self.windows for probs in of(window).cpu()]
         steps = sum(expect_steps(probs, text) for probs, text in zip(tables, self.texts, strict=True))
@@ -84,8 +87,9 @@ class HeldOutText:
 def write_held_out_text(
     llm: LLM, streams: list[TokenStream], path: Path, temperature: float, config: RunConfig, say: Callable[[str], None]
 ) -> HeldOutText:
-    """Return texts in which the target continues prefixes of the streams' documents (`draw_prompts`). They are written
-    to `path` as a stream with the outputs marked as answers, unless an earlier run has done so."""
+    """Return texts in which the target continues prefixes of the streams' documents (`draw_prompts`). They are
+    generated and written to `path`, as a stream with the outputs marked as answers, unless an earlier run has done
+    so."""
     context = llm.target.context
     if not path.is_file():
         say(f"the target writes {config.texts} held-out texts at temperature {temperature:g}")
@@ -105,10 +109,10 @@ def write_held_out_text(
 def acceptance_probs(
     q: Tensor, p: Tensor, tokens: Tensor, temperature: float, draft_ids: Tensor | None = None
 ) -> Tensor:
-    """Probability that each sampled draft token is accepted, given that the target wrote `tokens`.
+    """Return the probability that each sampled draft token is accepted, given that the target wrote `tokens`.
 
     q [..., V'], p [..., V]: draft and target logits at the same positions; tokens [...] -> [...], float64. draft_ids:
-    the tokens as draft vocabulary ids, -1 for ids outside the draft vocabulary; None if V' = V."""
+    `tokens` as ids of the draft vocabulary, -1 for ids outside it; None if V' = V."""
     draft_ids = tokens if draft_ids is None else draft_ids
     if temperature == 0:
         return (q.argmax(-1) == draft_ids).double()
@@ -129,7 +133,7 @@ def expect_steps(probs: Tensor, text: Written) -> float:
     visits[text.prompt] = 1.0  # the prefill step wrote the first token
     steps = 1.0
     for i in range(text.prompt, end - 1):  # token i is the last known token; at end - 1 the text is complete
-        reached = visits[i]  # times the probability that all draft tokens so far are accepted
+        reached = visits[i]  # multiplied below by the probability that all draft tokens so far are accepted
         steps += reached
         most = min(depth, text.limit - i - 2)  # the last token before the limit needs no draft token
         for j in range(most):

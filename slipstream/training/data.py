@@ -3,7 +3,7 @@
 Every source becomes one pair of streams in the run's data folder (see `packing.TokenStream`; `N`: index of the source):
 
     train-N.bin, heldout-N.bin    the two splits; a source that is already a stream is split without tokenising
-    data.json                     describes the sources; a run with different data is refused
+    data.json                     describes the sources; a run with other data in the same folder is refused
 
 A hash of a document's name and text decides its split, so the split does not depend on the other documents. If too
 little text falls into the held-out split, the end of the last document is held out as well.
@@ -39,7 +39,8 @@ class DocumentEncoder:
     eos: int | None
 
     def encode(self, documents: Iterable[Document]) -> Iterator[tuple[Document, Marked]]:
-        """Yield each document with its ids and answer mask. Raises DataError for one without a chat template."""
+        """Yield each document with its ids and answer mask. Raises DataError for a conversation if the target has no
+        chat template."""
         iterator = iter(documents)
         while batch := list(itertools.islice(iterator, 64)):
             pieces = [self._cut(d) for d in batch]
@@ -57,7 +58,8 @@ class DocumentEncoder:
         return encoded["input_ids"]  # type: ignore[no-any-return]
 
     def _cut(self, document: Document) -> tuple[list[tuple[str, bool]], bool]:
-        """Return ((text, whether it is an answer) in order, whether the chat template wrote the texts)."""
+        """Cut a document into parts. Returns (list of (text, whether the text is an answer), whether the chat template
+        rendered the texts)."""
         chats, turns = bool(getattr(self.tokenizer, "chat_template", None)), document.turns
         if document.answer is not None and chats:
             turns = ({"role": "user", "content": document.text}, {"role": "assistant", "content": document.answer})
@@ -118,7 +120,8 @@ def check_data(data: Iterable[str], tokenizer: Tokenizer | None) -> None:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The streams of a run: one training and one held-out stream per source. about: contents of data.json."""
+    """The streams of a run: for each source one training stream and one held-out stream. about: contents of
+    data.json."""
 
     train: list[TokenStream]
     heldout: list[TokenStream]
@@ -173,7 +176,7 @@ def prepare_data(
 
 
 def open_stream(path: Path, length: int) -> TokenStream:
-    """Open a stream; its windows begin at document starts if the median document is shorter than a window."""
+    """Open a stream. Its windows begin at document starts if the median document is shorter than a window."""
     stream = TokenStream.open(path, whole=False)
     if len(stream.starts) > 1 and float(np.median(np.diff(stream.starts))) < length:
         stream.whole = True
@@ -181,7 +184,8 @@ def open_stream(path: Path, length: int) -> TokenStream:
 
 
 def _describe(name: str) -> JsonObject:
-    """Return name, size and digest of a source. Only contents count in the digest: a run may be moved with its data."""
+    """Return name, size and digest of a source. The digest depends only on contents, not on paths, so that a run can be
+    moved together with its data."""
     files = list(files_of(Path(name)))
     return {"name": name, "bytes": sum(file.stat().st_size for file in files), "digest": digest(files)}
 
@@ -203,7 +207,8 @@ def _check_unchanged(folder: Path, recorded: JsonObject, now: JsonObject) -> Non
 
 
 def _read_documents(name: str, encoder: DocumentEncoder, vocab_size: int) -> Iterator[tuple[float, Marked]]:
-    """Yield (place, (ids, mask)) of each document of a source. Documents with a place near 1 are held out."""
+    """Yield (place, (ids, mask)) of each document of a source. place: a number in [0, 1); documents with the largest
+    numbers are held out."""
     if not name.endswith(".bin"):
         for document, marked in encoder.encode(read_documents(name)):
             yield document.place, marked
@@ -220,7 +225,8 @@ def _read_documents(name: str, encoder: DocumentEncoder, vocab_size: int) -> Ite
 
 
 def _split(documents: Iterable[tuple[float, Marked]], share: float, length: int) -> dict[str, list[Marked]]:
-    """Return the documents by split. If less than a window is held out, the end of the last document is added."""
+    """Return the documents by split. If the held-out documents are shorter than a window, the end of the last document
+    is held out, too."""
     splits: dict[str, list[Marked]] = {"train": [], "heldout": []}
     for place, (ids, mask) in documents:
         if ids:

@@ -2,9 +2,9 @@
 text ("anchors", drawn again in each step) are predicted as in drafting.
 
 The rows of a block see the block itself, and the target's states of the tokens before its anchor; blocks do not see
-each other. The loss of draft token k has the weight decay^k, because only draft tokens before the first error count;
-the paper's exp(-k / 4), for blocks of 8, is a decay of 0.78. A Markov head (DSpark, 2607.05147) reads the token before
-each draft token from the text.
+each other. The loss of draft token k has the weight decay^k, because draft tokens after the first error are useless.
+The paper's exp(-k / 4), for blocks of 8, is a decay of 0.78. A Markov head (DSpark, 2607.05147) reads the token before
+each draft token, which is taken from the text in training.
 """
 
 from pathlib import Path
@@ -24,12 +24,14 @@ from slipstream.training.methods import DFlashOptions
 from slipstream.training.objective import Figures, Objective, Predictions, initialise
 
 ANCHORS_AT_ONCE = 32
-"""Number of blocks of a window that run together if every token is an anchor."""
+"""Number of blocks of a window that run together when every token is an anchor, as in evaluation."""
 
 
 def compute_block_states(head: DFlashHead, tokens: Tensor, taps: Tensor, anchors: Tensor, rotary: Rotary) -> Tensor:
-    """Return the inputs of `head.logits` for blocks that begin at the anchors: tokens [B, T], taps [B, T, taps *
-    target_hidden], anchors int64 [B, A], rotary of at least T + n positions -> [B, A, K, d]."""
+    """Return the inputs of `head.logits`, [B, A, K, d], for blocks that begin at the anchors.
+
+    tokens [B, T]; taps [B, T, taps * target_hidden]; anchors int64 [B, A]; rotary: tables of at least T + n
+    positions."""
     length, (batch, count), n, device = tokens.shape[1], anchors.shape, head.config.block, tokens.device
     context = head.context(taps, (rotary[0][:length], rotary[1][:length]))
     before = torch.arange(length, device=device) < anchors[..., None]  # [B, A, T]
@@ -70,7 +72,7 @@ class DFlashObjective(Objective):
         initialise(self.module, torch.Generator().manual_seed(seed))
         self.module.to(teacher.device, teacher.dtype).borrow(teacher.embedding, teacher.head)
         with torch.no_grad():
-            if c.norm == "rms":  # a layer norm's weight has another meaning
+            if c.norm == "rms":  # the weight of a LayerNorm has another meaning
                 self.module.norm.weight.copy_(teacher.norm)
             if rank:
                 self.module.markov_head["markov_w2"].weight.zero_()  # type: ignore[operator]
@@ -80,8 +82,8 @@ class DFlashObjective(Objective):
         self.draws = torch.Generator().manual_seed(self.seed + 1_000_003 * step)
 
     def _compute_blocks(self, window: Window, anchors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return for blocks that begin at `anchors` [B, A]: the outputs [B, A, K, d], and the positions of the token
-        before each draft token [B, A, K], at most the last position of the text."""
+        """Run the blocks that begin at `anchors` [B, A]. Returns their outputs [B, A, K, d], and the position of the
+        token before each draft token [B, A, K]; positions after the text are replaced by its last position."""
         reads = torch.cat([window.taps[t] for t in self.module.config.taps], -1)
         device, length = reads.device.type, window.tokens.shape[1]
         if torch.is_autocast_enabled(device):
@@ -92,7 +94,8 @@ class DFlashObjective(Objective):
         return compute_block_states(self.module, window.tokens, reads, anchors, (cos, sin)), before
 
     def predictions(self, window: Window) -> Predictions:
-        """Return the predictions. Draft token k of every block of a batch is window k here, as `Aims` needs it."""
+        """See `Objective.predictions`. `Aims` has one row of windows for each draft token: draft token k of every block
+        is in window k."""
         tokens, counts, device, length = window.tokens, window.counts, window.tokens.device, window.tokens.shape[1]
         draws = self.draws if self.training else torch.Generator().manual_seed(self.seed)
         chance = counts[:, 2:].float().cpu() + 1e-9  # prefer positions whose draft token counts
@@ -105,7 +108,7 @@ class DFlashObjective(Objective):
             return x.flatten(0, 1).transpose(0, 1)  # [B, A, K, ...] -> [K, B A, ...]
 
         table = self.teacher.head
-        if self.options.markov_rank:  # its logits are also a product: concatenate states and tables
+        if self.options.markov_rank:  # a Markov head adds a second product: concatenate states and tables
             markov = self.module.markov_head
             states = torch.cat((states, markov["markov_w1"](tokens[row, before]).to(states.dtype)), -1)
             table = torch.cat((table, markov["markov_w2"].weight), -1)  # type: ignore[arg-type]

@@ -6,10 +6,10 @@
                         {"text": ...}
                         {"prompt": ..., "response" or "completion" or "answer": ...}
                         {"messages" or "conversations": [{"role" or "from": ..., "content" or "value": ...}, ...]}
-        .bin        a stream that is tokenised already, with its .starts.npy (`packing`)
+        .bin        a stream of token ids, with its .starts.npy (`packing`)
 
-An error for an unreadable source names the file and, if possible, the line. A file that is named must be readable; from
-a folder, only files with a known extension are read.
+An error for an unreadable source names the file and, if possible, the line. A file that is given by name must be
+readable; from a folder, only files with a known extension are read.
 """
 
 import hashlib

@@ -4,9 +4,9 @@ Training starts from scratch in a given shape, or from a checkpoint with the tar
 to predict the target's text, so it learns the target's full distribution at every position. Text that the target
 generated works best (`--regenerate`).
 
-A parallel draft model (PARD, An et al. 2504.18583) also learns to predict from K - 1 mask tokens after each text: one
-pass over the window and the masks of all its tokens, K times as many rows. The paper leaves out a share of the later
-masks (COD) to save time.
+A parallel draft model (PARD, An et al. 2504.18583) also learns to predict at K - 1 mask tokens that follow each prefix
+of the window. One pass runs the window and the masks of all its tokens, which are K times as many rows. The paper
+leaves out some of the later masks (COD) to save time; we do not.
 """
 
 import torch
@@ -28,7 +28,7 @@ DECAY = 0.8
 
 def compute_masked_states(model: TrainableModel, tokens: Tensor, depth: int, mask: int) -> Tensor:
     """Return the inputs of the output head for draft tokens 1..depth after each token: tokens [B, T] -> [depth, B, T,
-    d]. For draft token k + 1, row i is the last of k masks after token i; it sees the text to token i, and the
+    d]. For draft token k + 1, row i is the last of k masks after token i. It sees the tokens up to token i, and these
     masks."""
     batch, length = tokens.shape
     start = torch.arange(length, device=tokens.device).repeat(depth)  # [depth T] of each row
@@ -43,7 +43,7 @@ def compute_masked_states(model: TrainableModel, tokens: Tensor, depth: int, mas
 
 
 class DraftObjective(ModelObjective):
-    """mask: id that stands for unknown draft tokens in a parallel draft model; None: one token in each pass."""
+    """Trains a draft model. mask: mask token of a parallel draft model; None: the model drafts one token per pass."""
 
     def __init__(self, teacher: Teacher, options: DraftOptions, seed: int = 0):
         super().__init__(teacher, options, options.depth)
@@ -78,7 +78,7 @@ class DraftObjective(ModelObjective):
         return objective
 
     def _compute_states(self, tokens: Tensor) -> Tensor:
-        """Return the states: [K, B, T, d] for a parallel draft model, [1, B, T, d] for another."""
+        """Return the inputs of the output head: [K, B, T, d] for a parallel draft model, else [1, B, T, d]."""
         if self.mask is None:
             return self.module.states(tokens)[0][None]
         return compute_masked_states(self.module, tokens, self.depth, self.mask)

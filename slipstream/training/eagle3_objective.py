@@ -1,16 +1,16 @@
 """Trains an EAGLE-3 head for any target, by training-time test (Li et al. 2503.01840, section 3.2).
 
-When drafting, the head reads its own outputs from the second draft token on, so it is trained on these, too: step 0
-runs every position on the target's features, step j runs every position on the output of step j - 1. All chains of a
-window are unrolled in parallel. Step j of the chain that starts at i is at position i + j and attends to
+When drafting, the head reads its own outputs from the second draft token on, so it is trained on its own outputs, too:
+step 0 runs every position on the target's features, step j runs every position on the output of step j - 1. All chains
+of a window are unrolled in parallel. Step j of the chain that starts at i is at position i + j and attends to
 
     rows 0..i of step 0 (the target's features)   and   its own rows of steps 1..j
 
 which is exactly the content of the KV cache when the chain is drafted.
 
-A parallel head (P-EAGLE, 2602.01469, section 3) is trained in the same way, with the same attention, but the rows of
-the steps after step 0 hold the mask token and `mask_hidden`: nothing is read from the step before. All rows are
-trained; the paper trains a sample of the later steps' rows, to save memory.
+A parallel head (P-EAGLE, 2602.01469, section 3) is trained with the same attention. But the inputs of the rows after
+step 0 are the mask token and `mask_hidden` instead of the outputs of the step before. We train all rows; the paper
+trains a sample of the later steps' rows, to save memory.
 
 The head predicts a reduced draft vocabulary, the most frequent ids of the data (2503.01840, section 4; `d2t` in the
 checkpoints). This makes a step of the head cheap if the target's vocabulary is large.
@@ -39,7 +39,7 @@ from slipstream.training.objective import Figures, Objective, Predictions, decay
 from slipstream.training.packing import TokenStream
 
 Counts = NDArray[np.float64]
-"""[V], the frequency of each id."""
+"""The frequency of each id, [V]."""
 BLOCK = 128
 """Queries per attention block. A block only reads keys up to its own end, which skips nearly half of the scores."""
 
@@ -118,8 +118,8 @@ def make_head(teacher: Teacher, options: EagleOptions, counts: Counts, seed: int
 
 
 def load_start(options: EagleOptions, teacher: Teacher) -> EagleHead:
-    """Load the head `options.start`. Raises ParameterError for a head of another kind or of another target's shape, and
-    for options that would change its shape."""
+    """Load the head `options.start`. Raises ParameterError for a head of another kind or for a target of another shape,
+    and for options that would change the head's shape."""
     assert options.start is not None
     shape = ("parallel", "layers", "draft_vocab", "taps", "intermediate")
     asked = [name for name in shape if getattr(options, name) != getattr(EagleOptions(), name)]
@@ -141,7 +141,8 @@ def load_start(options: EagleOptions, teacher: Teacher) -> EagleHead:
 
 
 class EagleObjective(Objective):
-    """counts: frequency of each id in the data, [V]; the most frequent ids form the draft vocabulary."""
+    """Trains an EAGLE-3 head. counts: frequency of each id in the data, [V]; the most frequent ids are the draft
+    vocabulary."""
 
     module: EagleHead
 
@@ -156,7 +157,7 @@ class EagleObjective(Objective):
         if options.start is None:
             with torch.no_grad():
                 self.module.lm_head.weight.copy_(teacher.head[ids])
-                if teacher.config.norm == "rms":  # a layer norm's weight has another meaning
+                if teacher.config.norm == "rms":  # the weight of a LayerNorm has another meaning
                     self.module.norm.weight.copy_(teacher.norm)
         # int64 [V]: draft vocabulary id of each target id, -1 if none
         self.known = torch.full((teacher.config.vocab_size,), -1, device=teacher.device)
@@ -187,7 +188,7 @@ class EagleObjective(Objective):
         return states, self.module.lm_head.weight[None], aims, self.weights
 
     def draft_logits(self, window: Window) -> tuple[list[Tensor], Tensor]:
-        padded = F.pad(window.tokens, (0, self.depth))  # a chain reads its draft tokens, which are the text here
+        padded = F.pad(window.tokens, (0, self.depth))  # a chain reads its draft tokens, here the tokens of the text
         # Row n - 1 predicts the token after token n.
         states = self._compute_states(padded, window.taps)
         return [self.module.logits(x) for x in states], self.teacher.logits(window.taps[FINAL])
@@ -197,8 +198,8 @@ class EagleObjective(Objective):
 
 
 def choose_taps(layers: int, asked: Seq[int] | None, least: int = FINAL) -> tuple[int, ...]:
-    """Return the taps of a head: `asked`, from `least` to `layers`, or by default `choose_layers`. Raises
-    ParameterError."""
+    """Return the taps of a head: `asked`, or if it is None, `choose_layers(layers)`. Raises ParameterError for a tap
+    outside least..layers."""
     reads = tuple(asked) if asked else choose_layers(layers)
     strange = [t for t in reads if not least <= t <= layers]
     if strange:
@@ -207,7 +208,7 @@ def choose_taps(layers: int, asked: Seq[int] | None, least: int = FINAL) -> tupl
 
 
 def choose_layers(layers: int) -> tuple[int, ...]:
-    """Return `default_taps`; for a target with few layers, as many different layers as possible."""
+    """Return `default_taps`. For a target with few layers, return as many different layers as possible."""
     taps = default_taps(layers)
     if 0 < taps[0] < taps[1] < taps[2]:
         return taps
@@ -215,26 +216,29 @@ def choose_layers(layers: int) -> tuple[int, ...]:
 
 
 def draft_vocabulary(parameters: int, hidden_size: int) -> int:
-    """Return the default number of ids that a head for a target of this size drafts: a power of two from 8,192 to
-    32,768. Each draft token reads their rows of the output head, at most a 24th of the target's weights."""
+    """Return the default size of the draft vocabulary for a target of this size: a power of two from 8,192 to 32,768.
+    Drafting a token reads one row of the output head for each of these ids, together at most 1/24 of the target's
+    weights (unless this is less than 8,192 rows)."""
     rows = parameters // (24 * hidden_size)
     return max(8192, min(32768, 1 << max(0, rows.bit_length() - 1)))
 
 
 def find_most_frequent(counts: Counts, width: int, always: tuple[int, ...]) -> NDArray[np.int64]:
-    """Return the `width` most frequent ids including `always`, increasing; of equally frequent ids the smaller ones."""
+    """Return the `width` most frequent ids, in increasing order, including the ids `always`. Among equally frequent
+    ids, smaller ids are preferred."""
     weight = counts.astype(np.float64)
     weight[list(always)] = np.inf
     return np.sort(np.argsort(-weight, kind="stable")[:width]).astype(np.int64)
 
 
 def find_least_frequent(counts: Counts) -> int:
-    """Return the least frequent id, as mask token; of equals the greatest, because unused ids are usually the last."""
+    """Return the least frequent id, for use as mask token. Among equally frequent ids it is the greatest, because
+    unused ids are usually the last ids."""
     return len(counts) - 1 - int(np.argmin(counts[::-1]))
 
 
 def count_tokens(streams: list[TokenStream], shares: Seq[float] | None, vocab_size: int) -> Counts:
-    """Return the frequency of each id in the data, with each stream weighted as in the batches; [V], sums to 1."""
+    """Return the frequency of each id in the data, [V], with streams weighted as in the batches. The sum is 1."""
     total = np.zeros(vocab_size)
     for i, stream in enumerate(streams):
         weight = float(len(stream.tokens)) if shares is None else shares[i]
@@ -248,7 +252,8 @@ def count_tokens(streams: list[TokenStream], shares: Seq[float] | None, vocab_si
 def describe_layers(
     target: DecoderConfig, intermediate: int | None, family: str = "llama", layers: int = 1
 ) -> DecoderConfig:
-    """Describe layers of this family with the target's sizes, and with the target's RoPE if it has one."""
+    """Describe a head's layers: layers of this family with the target's sizes, and with the target's rotary embedding
+    if it has one."""
     rope = dict(target.rope_parameters) or {"rope_type": "default", "rope_theta": 10000.0}
     return DecoderConfig(
         model_type=family, vocab_size=target.vocab_size, hidden_size=target.hidden_size, layers=layers,

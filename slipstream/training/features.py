@@ -2,7 +2,8 @@
 
 The target runs in the executor that will decode with the heads, so a head is trained on the inputs that it will get
 when decoding. Each window starts with an empty KV cache; many windows run as one batch. Hidden states are computed when
-needed, or computed once and stored on disk (`HiddenCache`), which saves time if the data is read more than once.
+they are needed. Or they are computed once and stored on disk (`HiddenCache`), which saves time if the data is read more
+than once.
 """
 
 import hashlib
@@ -35,8 +36,9 @@ class Window:
     """A batch of training windows.
 
     tokens  int64 [B, T].
-    counts  bool [B, T]: whether the prediction of the token at that position counts in the loss (answers only, or all).
-    taps    tap -> [B, T, d], as in `TargetOut.hidden`.
+    counts  bool [B, T]: whether the prediction of the token at this position counts in the loss. It may count only in
+            answers.
+    taps    hidden states [B, T, d] by tap, as in `TargetOut.hidden`.
     """
 
     tokens: Tensor
@@ -47,9 +49,10 @@ class Window:
 class Teacher:
     """The frozen target.
 
-    embedding [V, d] and head [V, d] are copies of its tables, on `device`, in float32 (float64 if its weights are).
-    parameters: number of its weights.
-    identity: a short digest of its configuration, final norm and first embeddings, to tell targets apart."""
+    embedding, head  copies of its embedding and output head, [V, d] each, on `device`, in float32 (or float64 if the
+                     weights are float64).
+    parameters       number of its weights.
+    identity         a short digest of its configuration, final norm and first embeddings, to distinguish targets."""
 
     def __init__(self, decoder: Decoder, device: torch.device | str = "cpu"):
         if decoder.weights is None:
@@ -71,12 +74,12 @@ class Teacher:
 
     @torch.no_grad()
     def read(self, tokens: Tensor, taps: Seq[int]) -> dict[int, Tensor]:
-        """Return the hidden states of windows [B, T] at the taps: tap -> [B, T, d], on `device`."""
+        """Return the hidden states of windows [B, T] by tap, [B, T, d] each, on `device`."""
         seqs = [Sequence(row) for row in tokens.tolist()]
         batch = make_batch(seqs, Draft.empty(len(seqs)), self.decoder.device)
         out = self.decoder.executor.forward(batch, tuple(dict.fromkeys(taps)))
         shape = (*tokens.shape, self.config.hidden_size)
-        # Copied: the executor's tensors are valid only until its next forward pass, and autograd cannot use them.
+        # Copy the tensors: they are valid only until the executor's next forward pass, and autograd cannot use them.
         features = {t: out.taps[t].reshape(shape).to(self.device, self.dtype, copy=True).clone() for t in taps}
         for seq in seqs:
             self.decoder.release(seq.id)
@@ -107,7 +110,7 @@ class HiddenCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on disk when complete."""
+        """Bytes of the complete file."""
         return self.count * self.window_bytes
 
     @property
@@ -131,7 +134,7 @@ class HiddenCache:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             with self.path.open("ab") as file:
-                file.truncate(begin * self.window_bytes)  # cut off a window that was written in part
+                file.truncate(begin * self.window_bytes)  # cut off a window that was not written completely
                 for i in range(begin, self.count, rows):
                     windows = range(i, min(self.count, i + rows))
                     states = self.teacher.read(self.stream.rows(windows, self.length)[:, :-1], self.taps)
@@ -148,6 +151,6 @@ class HiddenCache:
             raise TrainingError(text, fix="free some space there") from fault
 
     def read(self, window: int) -> dict[int, Tensor]:
-        """Return the hidden states of one window: tap -> [T, d], float16."""
+        """Return the hidden states of one window by tap, float16 [T, d] each."""
         stored = np.fromfile(self.path, np.float16, math.prod(self.shape), offset=window * self.window_bytes)
         return dict(zip(self.taps, torch.from_numpy(stored.reshape(self.shape)), strict=True))

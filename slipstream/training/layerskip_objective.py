@@ -1,10 +1,10 @@
 """LayerSkip for a target that was not trained for it: layer dropout and early-exit loss (Elhoushi et al. 2404.16710,
 section 4.1), continued from its checkpoint.
 
-The result is a *new target*: its output differs from the original's. To keep the difference small, every exit
-(including the last) learns the original's distribution; the paper's loss is on the text alone. A model trained this way
-can draft with its own first layers: they learned to predict through the shared final norm and head, and the model
-learned not to depend on every late layer.
+The result is a *new target*, whose output differs from the original target's. To keep the difference small, every exit
+(including the last layer) learns the distribution of the original target; the paper's loss uses only the text. A model
+trained this way can draft with its own first layers: they learned to predict through the shared final norm and head,
+and the model learned not to depend on every late layer.
 """
 
 import math
@@ -24,8 +24,8 @@ from slipstream.training.trainable import ModelObjective, load_trainable
 def dropout_rates(layers: int, p_max: float, progress: float = 1.0) -> list[float]:
     """Return the rates `p_l = S(t) D(l) p_max` with `D(l) = exp(l ln2 / (L-1)) - 1` (section 4.1.1), l = 0..L-1.
 
-    progress: in [0, 1]; `S(t) = exp(t ln2 / (T-1)) - 1`, the paper's choice for training from scratch. 1 gives the
-    constant schedule of the paper's fine-tuning runs."""
+    progress: t / (T-1) in [0, 1], for `S(t) = exp(t ln2 / (T-1)) - 1`, the paper's schedule for training from scratch.
+    A progress of 1 is the constant schedule of the paper's fine-tuning runs."""
     time = math.exp(progress * math.log(2)) - 1
     if layers == 1:
         return [0.0]
@@ -33,18 +33,20 @@ def dropout_rates(layers: int, p_max: float, progress: float = 1.0) -> list[floa
 
 
 def choose_layers_to_run(rates: list[float], seed: int, step: int) -> list[bool]:
-    """Return which layers run at this step: one draw for the whole batch, so a skipped layer is not computed at all.
+    """Draw the layers that run in this step. The draw is for the whole batch, so a skipped layer is not computed at
+    all.
 
-    The draw is a function of (seed, step) alone, so a resumed run equals an uninterrupted one."""
+    It depends only on (seed, step), so a resumed run equals an uninterrupted run."""
     draws = np.random.default_rng([seed, 11, step]).random(len(rates))
     return [bool(u >= p) for u, p in zip(draws, rates, strict=True)]
 
 
 def exit_weights(layers: int, settings: LayerSkipOptions, step: int) -> dict[int, float]:
-    """Return the normalised loss weights of the layers that exit at this step (section 4.1.2); they sum to 1.
+    """Return the loss weights of the layers that exit in this step (section 4.1.2). They sum to 1.
 
-    `e(l) = e_scale * sum_{i<=l} i` for `l < L-1`, `e(L-1) = L-1 + e_scale * sum_{i<=L-2} i`, times the curriculum `C(t,
-    l)`, over the sum of all. The last layer always has a weight; weights of zero are left out."""
+    The weight of layer l is `e(l) C(t, l)` divided by the sum over all layers, with the curriculum C, `e(l) = e_scale *
+    sum_{i<=l} i` for `l < L-1`, and `e(L-1) = L-1 + e_scale * sum_{i<=L-2} i`. The last layer always has a weight;
+    layers with weight zero are left out."""
     last = layers - 1
     weights = {last: last + settings.exit_scale * (last - 1) * last / 2 if last else 1.0}
     if settings.rotation:

@@ -1,7 +1,7 @@
-"""The training loop of every head and draft model: data order, schedule and checkpoints are the same for all.
+"""The training loop of every head and draft model. Data order, schedule and checkpoints work in the same way for all.
 
 All randomness is a function of (seed, step), and all other state of a step is in the checkpoint. With a budget in
-tokens, the same seed and data therefore give the same weights on a CPU, interrupted or not.
+tokens, the same seed and data therefore give the same weights on a CPU, even if the run is interrupted and resumed.
 """
 
 import json
@@ -36,7 +36,7 @@ STOPPING = "\nstopping after this step; Ctrl-C again stops at once, without savi
 
 
 def has_bfloat16_products(device: torch.device) -> bool:
-    """Return whether the hardware has bfloat16 products. Without them PyTorch emulates them, slower than float32."""
+    """Return whether the hardware multiplies in bfloat16. Other hardware emulates it, which is slower than float32."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return device.type != "cpu" or any(map(processor.has, ("avx512bf16", "amx-bf16", "bf16")))  # "bf16": Arm
@@ -45,9 +45,11 @@ def has_bfloat16_products(device: torch.device) -> bool:
 class Loop:
     """Runs the optimiser steps of a training run.
 
-    streams  the training data, one per source. caches: hidden states on disk, by stream.
-    windows, texts   held-out data (`read_held_out`), for the loss and for the acceptance length.
-    rate     estimated tokens per second, or None. stopped_by: number of the signal that ended `run`, or 0.
+    streams     the training data, one stream per source. caches: hidden states on disk, by stream.
+    windows     held-out windows (`read_held_out`), on which the loss is computed.
+    texts       held-out texts, on which the acceptance length is simulated.
+    rate        estimated tokens per second, or None.
+    stopped_by  number of the signal that ended `run`, or 0.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class Loop:
         )
 
     def save(self) -> None:
-        """Write the checkpoint. Raises TrainingError if writing fails; the previous checkpoint is then kept."""
+        """Write the checkpoint. Raises TrainingError if writing fails; the previous checkpoint then remains."""
         self.progress.counters = dict(self.orders.counters)
         state = {"progress": asdict(self.progress), "run": self.identity}
         resume_state.save_checkpoint(self.config.checkpoint, self.objective.module, self.optimisers, state)
@@ -169,10 +171,10 @@ class Loop:
 
     def run(self) -> dict[str, float]:
         """Train until the budget is spent, a signal arrives, or `max_steps` steps are done. Returns the last
-        evaluation, or nothing if a signal arrived before the first step; `stopped_by` is then the signal's number.
+        evaluation; {} if a signal arrived before the first step. After a signal, `stopped_by` is its number.
 
-        If a checkpoint cannot be written during the run, the error is printed and the run continues; at the end,
-        raised."""
+        If a checkpoint cannot be written during the run, the error is printed and the run continues. If the last
+        checkpoint cannot be written, the error is raised."""
         config, progress, schedule = self.config, self.progress, self.schedule
         smooth: float | None = None
         figures: dict[str, float] = {}
@@ -214,7 +216,7 @@ class Loop:
 
     @property
     def done(self) -> int:
-        """Number of steps in this call."""
+        """Number of steps that this call of `run` has done."""
         return self.progress.step - self.first
 
     def _evaluate(self, train: float | None = None) -> dict[str, float]:
@@ -233,8 +235,9 @@ def identify(config: RunConfig) -> JsonObject:
 
 
 def make_optimisers(module: nn.Module, lr: float, weight_decay: float, muon: torch.dtype | None) -> Optimisers:
-    """Make AdamW for all parameters, or Muon for the inner matrices, with products in the dtype `muon`. Token tables
-    use AdamW, because a step only updates a few of their rows."""
+    """Make the optimisers. If `muon` is None, AdamW trains all parameters. Otherwise Muon trains the inner matrices,
+    with products in the dtype `muon`, and AdamW trains the rest, such as embeddings, of which a step updates only a few
+    rows."""
     named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
     inner = {n: p for n, p in named if muon is not None and p.ndim == 2 and "embed" not in n and "lm_head" not in n}
     rest = [p for n, p in named if n not in inner]
@@ -250,8 +253,9 @@ def make_optimisers(module: nn.Module, lr: float, weight_decay: float, muon: tor
 
 
 def update(optimisers: Optimisers, parameters: Seq[nn.Parameter], clip: float, lr: float) -> float:
-    """Update the parameters by the gradients, and clear these. Returns the gradients' norm before clipping. If the norm
-    is not finite, nothing is updated: a bad batch would corrupt the optimiser state."""
+    """Update the parameters by the gradients, and clear the gradients. Returns the norm of the gradients before
+    clipping. If the norm is not finite, the update is skipped, because a bad batch would corrupt the optimiser
+    state."""
     norm = float(torch.nn.utils.clip_grad_norm_(parameters, clip))
     for optimiser in optimisers.values():
         if math.isfinite(norm):

@@ -1,10 +1,10 @@
 """The loss of all objectives: KL(p || q) of the target's distribution p and the draft's q, computed in blocks. This
 loss is mass-covering (Hinton et al. 1503.02531; DistillSpec 2310.08461).
 
-A distribution has one probability per vocabulary id, so the distributions of a whole batch would take more memory than
-everything else, and moving them most of the time. `compute_losses` therefore processes positions in blocks that fit a
-CPU cache: for each block it computes logits, losses and their gradients, which have closed forms. Only the gradients of
-states and weights leave a block.
+A distribution has one probability per vocabulary id. So the distributions of a whole batch would take more memory than
+all other data, and most of the time would be spent on moving them. `compute_losses` therefore processes positions in
+blocks that fit into a CPU cache. For each block it computes logits, losses and gradients, which have closed forms. Only
+the gradients of states and weights are kept after a block.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BLOCK_BYTES = {"cpu": 8 * 2**20, "cuda": 2**30}
-"""Bytes of one block of distributions in float32: it fits the cache of a CPU; a GPU needs few, large products."""
+"""Bytes of one block of distributions in float32. A block fits into the cache of a CPU; a GPU is fast with few, large
+products."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,12 @@ class Aims:
     """The training targets of K draft tokens per position.
 
     Draft token k of row i learns the target's distribution at position i + `ahead` + k * `stride`. `stride` is 1 for
-    heads and chains (each predicts one position further) and 0 for early exits (all predict the same position).
+    heads and chains, where each draft token is one position further, and 0 for early exits, which all predict the same
+    position.
 
-    final   [B, T, d], the target's states after its final norm. head [V', d]: the rows of its output head for the draft
-            vocabulary, to which distributions are restricted.
-    counts  bool [B, T], whether the prediction of the token at that position counts in the loss; or float, its weight.
+    final   [B, T, d]: the target's states after its final norm.
+    head    [V', d]: rows of the target's output head for the draft vocabulary; distributions are restricted to it.
+    counts  bool [B, T]: whether the prediction of the token at this position counts in the loss; or float: its weight.
     """
 
     final: Tensor
@@ -41,7 +43,7 @@ def compute_losses(states: Tensor, weight: Tensor, aims: Aims, weights: list[flo
     """Return (sum over k of weights[k] * loss k, to be differentiated; losses [K] in nats, detached).
 
     states  [K, B, N, d]: input of the output head for each draft token.
-    weight  [K, V', d]: the output heads, or [1, V', d] if all share one.
+    weight  [K, V', d]: the output head of each draft token, or [1, V', d] if all draft tokens share one output head.
 
     The loss of a draft token is the mean over its counted positions. Under autocast, matrix products use its dtype."""
     total, each = _DistributionLosses.apply(states, weight, aims, weights)  # type: ignore[no-untyped-call]
@@ -69,7 +71,7 @@ class _DistributionLosses(torch.autograd.Function):
             for b in range(batch):
                 for start in range(0, rows, block):
                     stop = min(rows, start + block)
-                    # States of all distributions that these rows learn, [stop - start + (K - 1) stride, d].
+                    # The target's states at all positions that these rows predict, [stop - start + (K - 1) stride, d].
                     aimed = aims.final[b, start + ahead[0] : stop + ahead[-1]]
                     all_logp = F.linear(aimed.to(cast), head).to(wide).log_softmax(-1)
                     for k in range(depth):

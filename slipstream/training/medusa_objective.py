@@ -2,8 +2,8 @@
 et al. 2401.10774, section 2.2.1).
 
 Head k at position i predicts token i + 2 + k, so it is trained on the target's distribution at i + 1 + k. The paper
-trains on the text alone; the full distribution gives more signal per token, and decides acceptance. The heads' losses
-are weighted by decay^k, as in the paper: otherwise the large losses of far heads would dominate.
+trains on the tokens of the text. The full distribution gives more signal per token, and acceptance depends on it. The
+loss of head k has the weight decay^k, as in the paper; otherwise the large losses of the last heads would dominate.
 """
 
 from dataclasses import replace
@@ -20,7 +20,7 @@ from slipstream.training.methods import MedusaOptions
 from slipstream.training.objective import Figures, Objective, Predictions, decay_weights
 
 RANKS = 10
-"""Number of ranked candidates per head whose accuracy is measured; tree optimisation needs no more."""
+"""Number of best candidates of each head whose accuracy is measured, which is enough to optimise draft trees."""
 
 
 class MedusaObjective(Objective):
@@ -48,13 +48,13 @@ class MedusaObjective(Objective):
         return [logits[:, :, k] for k in range(self.depth)], self.teacher.logits(final)
 
     def acceptance_probs(self, window: Window, temperature: float) -> Tensor:
-        """Return the probabilities; draft tokens are the heads' first choices at every temperature."""
+        """See `Objective.acceptance_probs`. At every temperature, draft tokens are the argmaxes of the heads."""
         return super().acceptance_probs(window, 0.0)
 
     @torch.no_grad()
     def measure(self, windows: list[Window]) -> Figures:
-        """Measure `medusa_head_accuracies` [K][RANKS]: how often the candidate of each rank is the target's token. As
-        in decoding, only predictions of output tokens from output tokens count."""
+        """Measure `medusa_head_accuracies` [K][RANKS]: how often each head's candidate of each rank is the target's
+        token. As in decoding, a prediction counts only if it is made at an output token and is for an output token."""
         hits = torch.zeros(self.depth, RANKS, dtype=torch.float64)
         places = [0] * self.depth
         for window in windows:

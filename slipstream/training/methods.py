@@ -1,8 +1,8 @@
-"""The methods of `slipstream train` with their settings: for draft heads, draft models, and targets that draft with
-their first layers; and the settings of a run.
+"""The methods of `slipstream train` and their settings, and the settings of a run. Methods train draft heads, draft
+models, and targets that draft with their first layers.
 
-To add a method, write its settings, a line in `METHODS`, and a module NAME_objective with the objective; the command
-follows from these. Importing this module does not import torch.
+To add a method, write its settings, a line in `METHODS`, and a module NAME_objective with the objective. The command is
+derived from them. Importing this module does not import torch.
 """
 
 from collections.abc import Sequence as Seq
@@ -25,7 +25,8 @@ TAPS = option(None, "Target layer that the head reads; repeatable.", "--tap", sh
 
 @dataclass(frozen=True)
 class MedusaOptions(Strict):
-    """own_head: each lm_head is initialised with the target's; otherwise all heads share the target's lm_head."""
+    """Settings of Medusa heads. own_head: each head has its own lm_head, initialised with the target's; otherwise all
+    heads use the target's lm_head."""
 
     heads: int = option(4, "Number of heads; each predicts one position further.", check=COUNT)
     layers: int = option(1, "Residual blocks per head.", check=COUNT)
@@ -35,8 +36,8 @@ class MedusaOptions(Strict):
 
 @dataclass(frozen=True)
 class EagleOptions(Strict):
-    """steps: also the length of the simulated chains. start: the head keeps its shape and draft vocabulary.
-    `speculators` and SpecForge give parallel heads four layers."""
+    """Settings of EAGLE-3 heads. steps is also the length of the simulated chains. A head from `start` keeps its shape
+    and draft vocabulary. In `speculators` and SpecForge, parallel heads have four layers."""
 
     start: str | None = option(None, "EAGLE-3 head to continue from: folder or hub id.", shown="from scratch")
     steps: int = option(4, "Number of training-time test steps.", check=COUNT)
@@ -54,7 +55,7 @@ class EagleOptions(Strict):
 
 @dataclass(frozen=True)
 class DFlashOptions(Strict):
-    """A block is the last token, and one row for each draft token."""
+    """Settings of DFlash heads. A block has a row for the last token, and one for each draft token."""
 
     block: int = option(8, "Rows of a block: one more than the number of draft tokens.", check=TWO)
     layers: int = option(2, "Number of layers of the head.", check=COUNT)
@@ -70,8 +71,9 @@ class DFlashOptions(Strict):
 
 @dataclass(frozen=True)
 class DraftOptions(Strict):
-    """From scratch, the default shape is the embedded draft model's, with a head size of 64. A parallel `start` stays
-    parallel; `depth` is then also the number of draft tokens that a pass is trained for."""
+    """Settings of draft models. From scratch, the default shape is the shape of the embedded draft model, with a head
+    size of 64. If the model `start` is parallel, the result is, too. For parallel models, `depth` is also the number of
+    draft tokens per pass in training."""
 
     start: str | None = option(
         None, "Draft model to continue from: folder, hub id or 'embedded'.", shown="from scratch"
@@ -106,7 +108,7 @@ class DraftOptions(Strict):
 
 @dataclass(frozen=True)
 class LayerSkipOptions(Strict):
-    """Defaults suit eight layers trained from scratch. Sections refer to 2404.16710.
+    """Settings of LayerSkip. The defaults suit eight layers trained from scratch. Sections refer to arXiv 2404.16710.
 
     p_max       dropout rate of the last layer at the end of the time schedule (section 4.1.1).
     exit_scale  `e_scale`, the total weight of the early exits relative to the last layer (section 4.1.2).
@@ -133,7 +135,7 @@ class TrainingMethod:
     help       help text of its command, one sentence.
     rate       default peak learning rate.
     optimiser  default optimiser, "adamw" or "muon".
-    makes      the trained thing, for the title of the model card.
+    makes      what the method trains, for the title of the model card.
     use        command-line options to decode with the result.
     """
 
@@ -183,7 +185,8 @@ METHODS = {
 
 
 def check_budget(tokens: int | None, minutes: float | None) -> None:
-    """Raise ParameterError unless exactly one budget is given: the learning rate is a function of its spent share."""
+    """Raise ParameterError unless exactly one budget is given. The learning rate depends on the spent share of this
+    budget."""
     if (tokens is None) == (minutes is None):
         raise ParameterError(
             "no training budget is given" if tokens is None else "two training budgets are given",
@@ -194,7 +197,8 @@ def check_budget(tokens: int | None, minutes: float | None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class LoopConfig(Strict):
-    """Settings of the training loop. `RunConfig` fills in settings that are None but have another type.
+    """Settings of the training loop. `RunConfig` fills in settings whose default is None although their type excludes
+    None.
 
     budget_tokens, budget_minutes   exactly one is set. Minutes count only while the run trains.
     lr            peak learning rate. optimiser: "muon" for matrices (AdamW for the rest), or "adamw" for everything.
@@ -250,7 +254,7 @@ class RunConfig(LoopConfig):
 
     kind            name in `METHODS`. options: settings of the method.
     out             folder: checkpoint.safetensors, log.jsonl, data/, final/.
-    data            sources (see `documents`). shares: their weights in a batch; None: proportional to size.
+    data            sources (see `documents`). shares: weights of the sources in a batch; None: proportional to size.
     answers_only    compute the loss on answers only; in a stream without answers, all tokens count.
     texts, text_prompt, text_tokens, temperatures   held-out texts for the simulated acceptance length.
     command         the command line, for the model card.

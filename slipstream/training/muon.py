@@ -1,7 +1,9 @@
-"""Muon (Jordan 2024) for the inner matrices of a model, with the size of AdamW's updates (2502.16982, section 2.2).
+"""Muon (Jordan 2024) for the inner matrices of a model, with updates of the size of AdamW's (arXiv 2502.16982, section
+2.2).
 
-The updates equal those of `torch.optim.Muon`, which always multiplies in bfloat16. Processors without bfloat16 products
-(AVX2) take forty times as long for these as for float32: nearly all the time of a training step.
+The updates are the same as with `torch.optim.Muon`, but the dtype of products can be chosen. `torch.optim.Muon` always
+multiplies in bfloat16. On processors without bfloat16 products (AVX2), these products take forty times as long as in
+float32, which is nearly all the time of a training step.
 """
 
 import math
@@ -12,11 +14,11 @@ from torch import Tensor, nn
 
 MOMENTUM = 0.95
 COEFFICIENTS, ITERATIONS = (3.4445, -4.7750, 2.0315), 5
-"""Coefficients of the Newton-Schulz iteration, by which singular values in (0, 1] come near 1."""
+"""Coefficients of the Newton-Schulz iteration, which moves singular values in (0, 1] close to 1."""
 
 
 class Muon(torch.optim.Optimizer):
-    """params: matrices. dtype: dtype of the products."""
+    """The optimiser. params: matrices. dtype: dtype of the products."""
 
     def __init__(self, params: Iterable[nn.Parameter], lr: float, weight_decay: float, dtype: torch.dtype) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
@@ -38,7 +40,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalise(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return U V^T approximately, for a matrix U S V^T: its singular values become 0.7 to 1.2."""
+    """Return an approximation of U V^T for a matrix U S V^T. The singular values of the result are 0.7 to 1.2."""
     a, b, c = COEFFICIENTS
     wide = matrix.shape[0] <= matrix.shape[1]
     x = (matrix if wide else matrix.T).to(dtype)

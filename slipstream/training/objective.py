@@ -41,7 +41,7 @@ class Objective(nn.Module, ABC):
     @classmethod
     def make(cls, teacher: Teacher, config: RunConfig, streams: list[TokenStream]) -> Objective:
         """Make the objective of a run. streams: the training data."""
-        return cls(teacher, config.options, config.seed)  # each kind takes a seed and knows its depth
+        return cls(teacher, config.options, config.seed)  # subclasses take a seed instead of the depth
 
     @abstractmethod
     def predictions(self, window: Window) -> Predictions:
@@ -49,15 +49,17 @@ class Objective(nn.Module, ABC):
 
     @abstractmethod
     def draft_logits(self, window: Window) -> tuple[list[Tensor], Tensor]:
-        """Return (K tensors [R, M, V'], [R, L, V]): the logits of draft token j for drafts after tokens 1, 2, ... of a
-        window [R, L], in which positions at the end may be missing; and the target's logits."""
+        """Return (draft logits, target logits [R, L, V]) of a window [R, L]. Draft logits are K tensors [R, M, V']: for
+        each draft token, its logits in drafts after tokens 1, 2, ... of the window; drafts at the end may be
+        missing."""
 
     @abstractmethod
     def export(self, folder: Path, target: str | None, figures: Figures) -> None:
-        """Write the result in the standard format that decoding loads. target: its name. figures: measurements."""
+        """Write the result in the standard format, which decoding loads. target: name of the target. figures:
+        measurements."""
 
     def begin_step(self, step: int) -> None:
-        """Prepare for an optimiser step; called before its forward passes."""
+        """Prepare for an optimiser step. Called before the step's forward passes."""
 
     def measure(self, windows: list[Window]) -> Figures:
         """Return further measurements after a run, on the windows of the greedy held-out texts."""
@@ -90,14 +92,14 @@ class Objective(nn.Module, ABC):
 
 
 def decay_weights(decay: float, count: int) -> list[float]:
-    """Return the weights decay^k of `count` losses, scaled to sum 1."""
+    """Return the weights decay^k of `count` losses, scaled so that their sum is 1."""
     raw = [decay**k for k in range(count)]
     return [w / sum(raw) for w in raw]
 
 
 def initialise(module: nn.Module, generator: torch.Generator, residual: float = 0.01) -> None:
-    """Draw normal weights of deviation 0.02; `residual` for matrices that write to the residual stream; 1 for the taps
-    of mask rows."""
+    """Draw weights from a normal distribution with the standard deviation 0.02. It is `residual` for matrices that
+    write to the residual stream, and 1 for the hidden states of mask rows."""
     for name, weight in module.named_parameters():
         if weight.ndim == 2:
             std = residual if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.02

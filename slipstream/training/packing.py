@@ -1,8 +1,8 @@
 """Token streams on disk and the windows cut from them.
 
-A stream is a memory-mapped file of token ids. A second file holds the starts of its documents and, if documents have
-answers, a third file holds a mask of the answers. A batch is a pure function of (seed, step, counters), so a resumed
-run gets exactly the batches of an uninterrupted run.
+A stream is a memory-mapped file of token ids. A second file has the starts of its documents. If documents have answers,
+a third file has a mask of the answers. A batch is a pure function of (seed, step, counters), so a resumed run gets
+exactly the batches of an uninterrupted run.
 
     NAME.bin         ids, uint16, or uint32 if the vocabulary has more than 65536 ids
     NAME.starts.npy  int64 [documents + 1]: start of each document; the last entry is the number of ids
@@ -25,18 +25,18 @@ from slipstream.errors import ParameterError
 from slipstream.training.resume_state import replace_atomically
 
 Marked = tuple[list[int], list[bool] | None]
-"""Ids of a document, and whether each belongs to an answer (None: no answers)."""
+"""Ids of a document, and for each id whether it belongs to an answer (None: the document has no answers)."""
 
 
 def write_stream(path: Path, documents: Iterable[list[int]], eos: int | None) -> int:
-    """Write one stream, each document followed by `eos` if it is not None; returns the number of tokens."""
+    """Write one stream. Each document is followed by `eos` if it is not None. Returns the number of tokens."""
     return write_masked(path, ((ids, None) for ids in documents), eos)
 
 
 def write_masked(path: Path, documents: Iterable[Marked], eos: int | None, vocab_size: int = 2**16) -> int:
-    """Write a stream as `write_stream`, of documents with answer masks (None: no answers).
+    """Write a stream as `write_stream` does, from documents with answer masks.
 
-    The final `eos` belongs to the answer if the document ends with an answer."""
+    The `eos` after a document belongs to the answer if the document ends with an answer."""
     dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
     end = [] if eos is None else [eos]
     starts, marks, masked = [0], list[bytes](), False
@@ -63,7 +63,7 @@ class TokenStream:
 
     tokens: NDArray[np.unsignedinteger]  # [N], unsigned
     starts: NDArray[np.int64]  # [documents + 1]
-    whole: bool  # windows begin at document starts (pairs), otherwise on a grid (files)
+    whole: bool  # windows begin at document starts (short documents), otherwise on a grid (long documents)
     mask: NDArray[np.uint8] | None = None  # [N], 1 inside answers
     _windows: dict[int, NDArray[np.int64]] = field(default_factory=dict)
 
@@ -84,7 +84,7 @@ class TokenStream:
         return cls(tokens, starts, whole, mask)
 
     def documents(self) -> Iterator[Marked]:
-        """Yield ids and mask of each document, as `write_masked` takes them."""
+        """Yield ids and mask of each document, in the form that `write_masked` takes."""
         for a, b in pairwise(self.starts.tolist()):
             yield self.tokens[a:b].tolist(), None if self.mask is None else self.mask[a:b].astype(bool).tolist()
 
@@ -117,7 +117,8 @@ class TokenStream:
         return torch.from_numpy(self.tokens[self._locate(indices, length)].astype(np.int64))
 
     def masks(self, indices: Iterable[int], length: int) -> Tensor:
-        """Return which tokens of the windows belong to answers, bool `[rows, length + 1]`; without a mask, all do."""
+        """Return which tokens of the windows belong to answers, bool `[rows, length + 1]`. Without a mask, all tokens
+        do."""
         places = self._locate(indices, length)
         return torch.from_numpy(np.ones(places.shape, bool) if self.mask is None else self.mask[places].astype(bool))
 
@@ -125,7 +126,7 @@ class TokenStream:
 class Orders:
     """Chooses the windows of each batch. Every epoch of a stream is a new permutation of all its windows.
 
-    `counters` (windows drawn so far, by stream and length) is the whole state."""
+    `counters`, the number of windows drawn so far by stream and length, is its complete state."""
 
     def __init__(self, streams: dict[str, TokenStream], shares: dict[str, float], seed: int) -> None:
         self.streams, self.seed = streams, seed

@@ -1,10 +1,10 @@
 """Generates training text with the target: prompts and the target's continuations.
 
-A head predicts the target's text, so training on text of the target instead of the data raises acceptance (EAGLE,
-2401.15077, section 4.2; DistillSpec, 2310.08461, section 3). Drafting is lossless either way.
+A head predicts text of the target, so training on such text instead of the data raises the acceptance rate (EAGLE,
+2401.15077, section 4.2; DistillSpec, 2310.08461, section 3). Speculative decoding is lossless either way.
 
-The text is made in shards. A shard is a function of (seed, index of the shard, number of missing tokens) and written
-atomically, so an interrupted regeneration continues where it stopped and gives the same result.
+The text is generated in shards. A shard is a function of (seed, index of the shard, number of missing tokens) and is
+written atomically, so an interrupted regeneration continues where it stopped and gives the same result.
 """
 
 from collections.abc import Callable, Sequence as Seq
@@ -27,19 +27,20 @@ MARK = "\ue000the user's message\ue000"
 """Stands for the user's message while the chat template is rendered."""
 TURN = SamplingParams(temperature=1.0, min_p=0.03, max_tokens=160)
 SHORTEST = 12
-"""Least characters of a user's message; shorter messages say too little."""
+"""Minimum length of a user's message in characters. Shorter messages are dropped."""
 ROUNDS = 8
 LEAST = 16
-"""Least number of prompts in a shard: the answers to fewer prompts may all loop by chance."""
+"""Minimum number of prompts in a shard. The answers to fewer prompts may all end in loops by chance."""
 
 Prompts = Callable[[np.random.Generator, int], list[list[int]]]
-"""(random numbers, count) -> at most `count` prompts."""
+"""Function (random generator, count) that returns at most `count` prompts."""
 Show = Callable[[Seq[Sequence]], None]
 """Called with all texts after each step."""
 
 
 def make_prefixes(streams: list[TokenStream], lengths: tuple[int, int], longest: int) -> Prompts:
-    """Return a function that draws prefixes of documents (`draw_prompts`), from sources in proportion to their size."""
+    """Return a function that draws prefixes of documents (`draw_prompts`). Sources are chosen in proportion to their
+    size."""
     sizes = np.array([len(s.tokens) for s in streams], dtype=np.float64)
 
     def draw(rng: np.random.Generator, count: int) -> list[list[int]]:
@@ -52,9 +53,9 @@ def make_prefixes(streams: list[TokenStream], lengths: tuple[int, int], longest:
 def draw_prompts(
     stream: TokenStream, rng: np.random.Generator, count: int, lengths: tuple[int, int], longest: int
 ) -> list[list[int]]:
-    """Draw prefixes of documents, each up to the start of an answer, at most its last `longest` tokens.
+    """Draw prefixes of documents. A prefix ends at the start of an answer, and has at most `longest` tokens before it.
 
-    In documents without answers a prefix has a random length between the two `lengths`. Half of the prefixes begin at
+    In documents without answers a prefix has a random length between the two `lengths`. Half of these prefixes begin at
     the document's start and half at a random position, so that heads see text at every distance from the start."""
     low, high = lengths
     prompts: list[list[int]] = []
@@ -89,10 +90,10 @@ def split_template(tokenizer: Tokenizer) -> list[list[int]]:
 
 
 def make_self_prompts(llm: LLM, say: Callable[[str], None] = print) -> Prompts:
-    """Return a function that writes conversations of a chat model with itself, up to the start of the answer (Magpie,
-    2406.08464, section 2): the model continues its chat template where a user's message belongs. Messages that do not
-    end, loop or repeat another are dropped. say: prints progress. Raises ParameterError for a target without a chat
-    template."""
+    """Return a function that lets a chat model write prompts for itself (Magpie, 2406.08464, section 2). The model
+    continues its chat template where a user's message belongs; the prompt ends at the start of the answer. Messages
+    that do not end, that loop, or that repeat another message are dropped. say: prints progress. Raises ParameterError
+    for a target without a chat template."""
     tokenizer = llm.tokenizer
     if tokenizer is None or not tokenizer.chat_template:
         raise ParameterError(
@@ -135,7 +136,7 @@ def _generate(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], 
 def continue_prompts(
     llm: LLM, prompts: list[list[int]], params: list[SamplingParams], show: Show = lambda seqs: None
 ) -> list[Marked]:
-    """Let the target answer prompts. Returns prompts and answers as documents, with the answers marked."""
+    """Let the target continue prompts. Returns documents of prompt and answer, with the answer marked."""
     texts = zip(prompts, _generate(llm, prompts, params, show), strict=True)
     return [
         ([*done.prompt_token_ids, *done.token_ids], [False] * len(prompt) + [True] * len(done.token_ids))
@@ -156,9 +157,13 @@ def regenerate(
 ) -> Path:
     """Write a stream of prompts and the target's answers, and return its path. Answers that loop are left out.
 
-    total: tokens of answers, of at most `new_tokens` each. Each answer has one of `temperatures` at random. say: called
-    with (tokens of answers so far, total) after every step. shard_size: largest number of prompts in a shard. Raises
-    ParameterError if all answers of a shard loop."""
+    total         number of tokens of all answers together
+    new_tokens    most tokens of an answer
+    temperatures  each answer is sampled at one of these temperatures, chosen at random
+    say           called with (tokens of answers so far, total) after every step
+    shard_size    largest number of prompts in a shard
+
+    Raises ParameterError if all answers of a shard loop."""
     if path.is_file():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -27,9 +27,9 @@ Optimisers = dict[str, torch.optim.Optimizer]
 
 @contextmanager
 def replace_atomically(path: Path, what: str = "", why: str = "") -> Iterator[Path]:
-    """Yield a path to write a file or folder to, which then replaces `path`. After an error, it is removed.
+    """Yield a temporary path for a file or folder. At the end it replaces `path`; after an error it is removed.
 
-    Raises TrainingError if writing fails. what: text before the path in the error."""
+    Raises TrainingError if writing fails. what: text before the path in the error. why: reason in the error."""
     temporary = path.with_suffix(".tmp")
     try:
         yield temporary
@@ -47,7 +47,7 @@ def replace_atomically(path: Path, what: str = "", why: str = "") -> Iterator[Pa
 
 
 def _find_aliases(model: nn.Module) -> dict[str, str]:
-    """Return the second names of tied weights in `state_dict` -> the first name of the same tensor."""
+    """Return for each further name of a tied weight in `state_dict` the first name of the same tensor."""
     first: dict[int, str] = {}
     return {
         n: first_name
@@ -57,9 +57,9 @@ def _find_aliases(model: nn.Module) -> dict[str, str]:
 
 
 def save_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers, state: JsonObject) -> None:
-    """Write a checkpoint atomically: a reader sees the old checkpoint or the new one. state: counters, as JSON.
+    """Write a checkpoint atomically: a reader sees either the old or the new checkpoint. state: counters, as JSON.
 
-    Raises TrainingError if it cannot be written (a full disk); the previous checkpoint is then kept."""
+    Raises TrainingError if the checkpoint cannot be written (a full disk); the previous checkpoint then remains."""
     tied = _find_aliases(model)
     tensors: dict[str, Tensor] = {
         f"weights.{k}": v.detach().cpu() for k, v in model.state_dict().items() if k not in tied
@@ -79,8 +79,8 @@ def save_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers, state:
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers | None = None) -> JsonObject:
-    """Restore weights, and optimiser state if `optimisers` is given, exactly; returns the JSON state. Raises KeyError
-    for optimiser state of a parameter that the model does not have."""
+    """Restore weights exactly, and also the optimiser state if `optimisers` is given. Returns the JSON state. Raises
+    KeyError for optimiser state of a parameter that the model does not have."""
     parameters = dict(model.named_parameters())
     weights: dict[str, Tensor] = {}
     with safe_open(path, framework="pt") as file:
@@ -93,7 +93,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers | None 
                 label, _, rest = name.partition(".")
                 parameter_name, key = rest.rsplit(".", 1)
                 parameter, value = parameters[parameter_name], file.get_tensor(stored)
-                # AdamW keeps its step count on the CPU; everything else lives with the weights.
+                # AdamW keeps its step count on the CPU, and its other state on the device of the weights.
                 optimisers[label].state[parameter][key] = value if key == "step" else value.to(parameter.device)
     model.load_state_dict(weights | {n: weights[first] for n, first in _find_aliases(model).items()})
     return state
@@ -114,7 +114,7 @@ def read_state(path: Path) -> JsonObject:
 
 
 def check_progress(path: Path, recorded: JsonObject) -> None:
-    """Raise TrainingError for the progress of a run that another version of Slipstream has written."""
+    """Raise TrainingError for the progress of a run if it was written by another version of Slipstream."""
     if recorded.keys() != {each.name for each in fields(Progress)}:
         raise TrainingError(
             f"{path} was written by another version of Slipstream, and this version cannot resume it",

@@ -1,7 +1,7 @@
 """A complete training run: check, tokenise, generate text with the target, estimate, train, export.
 
 OUT/run.json                 the settings
-OUT/data/                    token streams (`data`), texts by the target (`regenerate`, `acceptance`)
+OUT/data/                    token streams (`data`), texts that the target generated (`regenerate`, `acceptance`)
 OUT/states/                  hidden states, if they are cached
 OUT/checkpoint.safetensors   state for --resume
 OUT/log.jsonl                one line per evaluation
@@ -47,7 +47,7 @@ from slipstream.training.trainable import check_trainable
 Say = Callable[[str], None]
 LOG: Say = partial(print, flush=True)
 ROWS = 96
-"""Number of texts that the target writes as one batch."""
+"""Number of texts that the target generates in one batch."""
 
 
 def prepare(config: RunConfig, say: Say = LOG) -> TrainingRun:
@@ -167,7 +167,7 @@ class TrainingRun:
 def check_out(config: RunConfig) -> None:
     """Refuse a folder that is not writable, or that contains another run. Raises TrainingError."""
     folder = next(each for each in (config.out, *config.out.absolute().parents) if each.exists())
-    try:  # create nothing: a later check may refuse the run
+    try:  # without creating a folder, because a later check may refuse the run
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as fault:
@@ -187,7 +187,7 @@ def check_out(config: RunConfig) -> None:
 
 
 def _read_shape(checkpoint: Checkpoint, kind: str) -> DecoderConfig:
-    """Return the target's sizes, read without its weights. Raises ParameterError for an unsupported target."""
+    """Return the target's configuration without reading weights. Raises ParameterError for an unsupported target."""
     if kind == "layerskip":
         check_trainable(checkpoint, "target")
     try:

@@ -14,9 +14,9 @@ from slipstream.training.methods import METHODS
 from slipstream.training.objective import Figures
 
 LIMIT = 20.0
-"""Largest number of seconds that an estimate may measure."""
+"""Largest number of seconds that the measurements of an estimate may take."""
 FIRST = 64
-"""Tokens of the first measured pass, without the tokens that the last draft tokens need."""
+"""Tokens of the first measured pass, besides the extra tokens that the last draft tokens need."""
 
 
 def estimate(loop: Loop) -> list[str]:
@@ -49,10 +49,11 @@ def estimate(loop: Loop) -> list[str]:
 
 
 def _measure(loop: Loop) -> tuple[int, float, float]:
-    """Return the tokens of the largest measured pass, and its seconds: of the target's forward pass, and of the rest.
+    """Return the number of tokens of the largest measured pass, the seconds of the target's forward pass, and the
+    seconds of the rest.
 
-    Passes grow up to a micro-batch while the next is expected to take at most LIMIT seconds. The first pass of a size
-    allocates memory, so the smallest and the largest run twice."""
+    Passes grow up to a micro-batch while the next pass is expected to take at most LIMIT seconds. The first pass of a
+    size allocates memory, so the smallest and the largest size run twice."""
     config, objective = loop.config, loop.objective
     rows = config.micro_rows or config.rows
     stream = next(iter(loop.orders.streams.values()))
@@ -75,7 +76,7 @@ def _measure(loop: Loop) -> tuple[int, float, float]:
             loss, _ = objective(window)
         loss.backward()
         objective.zero_grad(set_to_none=True)
-        float(loss.detach())  # waits until a GPU is done
+        float(loss.detach())  # waits for a GPU
         reading, training = read - start, time.perf_counter() - read
     return count, reading, training
 

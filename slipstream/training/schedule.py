@@ -1,7 +1,7 @@
 """The budget of a training run, its learning rate (warmup, stable, decay: WSD), and progress lines.
 
-WSD (Hu et al. 2024, arXiv 2404.06395, section 4): the rate stays constant until the last share of the budget, so a run
-can be extended, or ended earlier, by resuming it with another budget.
+WSD (Hu et al. 2024, arXiv 2404.06395, section 4): the learning rate is constant until the last part of the budget, so a
+run can be extended, or ended earlier, by resuming it with another budget.
 """
 
 import time
@@ -18,8 +18,8 @@ PAUSE = 10.0
 class Progress:
     """The JSON state of a run: everything that a resume needs besides weights and optimiser state.
 
-    budget   budget of the last resumed part of the run, in its unit (tokens or seconds).
-    decayed  amount that was spent when the decay over an earlier budget was complete.
+    budget   budget of the last resumed part of the run, in tokens or seconds.
+    decayed  how much was spent when the decay over an earlier budget ended.
     """
 
     step: int = 0
@@ -31,8 +31,8 @@ class Progress:
 
 
 class Schedule:
-    """Warmup-stable-decay over a budget of tokens or seconds. If a run that has decayed gets more budget, the rate
-    decays over all the additional budget."""
+    """Warmup-stable-decay over a budget of tokens or seconds. If a run continues with more budget after its decay, the
+    learning rate decays over the complete additional budget."""
 
     def __init__(
         self,
@@ -63,7 +63,8 @@ class Schedule:
         return self.share >= 1.0
 
     def seconds_left(self, rate: float | None = None) -> float | None:
-        """Return the seconds until the budget is spent. rate: tokens per second before a step; None: unknown."""
+        """Return the seconds until the budget is spent. rate: estimate of tokens per second, for the time before the
+        first step; None: unknown."""
         left = max(0.0, self.budget - self.spent)
         if not self.by_tokens:
             return left
@@ -81,10 +82,11 @@ class Schedule:
 
 
 def make_counter(what: str, say: Callable[[str], None], unit: str = "tokens") -> Callable[[int, int], None]:
-    """Return a function of (units done, units in total) that prints both, the rate and the time left, at most every
-    `PAUSE` seconds until all are done. what: the beginning of the line, e.g. "the target wrote".
+    """Return a function of (units done, units in total) that prints these numbers, the rate and the time left, at most
+    every `PAUSE` seconds until all units are done. what: the beginning of the line, e.g. "the target wrote".
 
-    The rate counts from the first call: earlier units may belong to an earlier run, or to compilation."""
+    The rate is measured from the first call on, because units before it may be from an earlier run or include the time
+    of compilation."""
     begun, first, said = 0.0, -1, -PAUSE
 
     def show(done: int, total: int) -> None:
@@ -104,9 +106,9 @@ def make_counter(what: str, say: Callable[[str], None], unit: str = "tokens") ->
 
 
 class Display:
-    """Prints the progress of a run: at once, at the first step, and then every `PAUSE` seconds.
+    """Prints the progress of a run: before the first step, after it, and then every `PAUSE` seconds.
 
-    rate  estimated tokens per second, for the time left before the first step is done.
+    rate  estimated tokens per second, with which the first line shows the time left.
     """
 
     def __init__(self, schedule: Schedule, rate: float | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Training of whole models by transformers: a draft model, or a target that learns to exit early."""
+"""Training of complete models with transformers: draft models, and targets that learn to exit early."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slipstream.training.objective import Figures, Objective, initialise
 
 
 class TrainableModel(nn.Module):
-    """A transformers causal LM of the Llama, Mistral, Qwen or GPT-2 kind."""
+    """A causal language model of transformers, of the Llama, Mistral, Qwen or GPT-2 kind."""
 
     def __init__(self, lm: Any):
         super().__init__()
@@ -48,8 +48,8 @@ class TrainableModel(nn.Module):
         return self.lm.get_output_embeddings().weight  # type: ignore[no-any-return]
 
     def states(self, tokens: Tensor, keep: Seq[bool] | None = None, taps: Seq[int] = ()) -> list[Tensor]:
-        """Return inputs of the output head, hidden states after the final norm, [B, T, d] each: for each layer of
-        `taps`, which increase, and for the last layer.
+        """Return the inputs of the output head, which are hidden states after the final norm, [B, T, d] each: for each
+        layer of `taps` (in increasing order), then for the last layer.
 
         tokens [B, T]; `keep[l]` false skips layer `l` (stochastic depth)."""
         base, layers, norm = self.parts
@@ -74,8 +74,9 @@ class ModelObjective(Objective):
         return F.linear(states, self.module.table.to(states.dtype))
 
     def shift(self, logits: Tensor) -> list[Tensor]:
-        """Shift the logits [R, L, V] of a model that reads the text. The logits of draft token j after token n are at
-        position n + j, because until a rejection the draft is the text itself."""
+        """Return the logits of each draft token, from the logits [R, L, V] of a model over the text. The logits of
+        draft token j after token n are at position n + j, because up to the first rejection the draft equals the
+        text."""
         return [logits[:, 1 + j :] for j in range(self.depth)]
 
     def export(self, folder: Path, target: str | None, figures: Figures) -> None:
@@ -83,7 +84,7 @@ class ModelObjective(Objective):
 
 
 def load_trainable(checkpoint: CheckpointName) -> TrainableModel:
-    """Load a checkpoint as a module to train, weights in float32."""
+    """Load a checkpoint as a trainable module with float32 weights."""
     from transformers import AutoModelForCausalLM
 
     folder = Checkpoint.open(checkpoint).download()
@@ -103,8 +104,8 @@ def check_trainable(checkpoint: Checkpoint, role: str) -> None:
 
 
 def make_llama(seed: int, **sizes: Any) -> TrainableModel:
-    """Make a Llama with tied embeddings and random weights: normal, of deviation 0.02; 0.02 / sqrt(2 L) for matrices
-    that write to the residual stream. sizes: named as in `LlamaConfig`."""
+    """Make a Llama with tied embeddings and normally distributed weights. Their standard deviation is 0.02, but 0.02 /
+    sqrt(2 L) for matrices that write to the residual stream. sizes: named as in `LlamaConfig`."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     lm = LlamaForCausalLM(LlamaConfig(tie_word_embeddings=True, bos_token_id=None, **sizes))

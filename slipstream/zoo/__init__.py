@@ -25,7 +25,8 @@ def target_dir() -> Path:
 
 
 def draft_dir() -> Path:
-    """Return the folder of the embedded draft model, which has the target's tokenizer. Raises as `target_dir`."""
+    """Return the folder of the embedded draft model, which has the target's tokenizer. Raises CheckpointError if it is
+    missing."""
     return _model_dir("draft")
 
 
@@ -79,7 +80,7 @@ def head_dir(kind: str, target: Path | None) -> Path:
 def checkpoint_of(name: str | Path, role: str) -> str | Path:
     """Return the folder or GGUF file of one of `NAMES`; any other name is returned unchanged.
 
-    role  which embedded model: "target", "draft", or the kind of a draft head for the target ("eagle3").
+    role  selects the embedded model: "target", "draft", or the kind of a draft head for the target ("eagle3").
 
     Raises LoadError or ParameterError if this installation does not have the model."""
     if name == SMOLLM2:
@@ -95,10 +96,10 @@ def prompts(kind: str) -> list[JsonObject]:
     """Return the embedded prompts of a kind, as dictionaries: `prompt`, and `name` or the origin (`package`, `version`,
     `file`).
 
-    code    beginnings of held-out files, up to a place inside a function; plain text.
-    edit    requests to change a snippet of code, with the right `answer`. As in the next three kinds, `prompt` is a
-            user's message, without the chat template.
-    proofread, summary, chat  a text to correct, questions about a text, open questions.
+    code    beginnings of held-out files, up to a position inside a function; plain text to continue.
+    edit    requests to change a snippet of code, with the right `answer`. `prompt` is a user's message, to which the
+            chat template is not yet applied.
+    proofread, summary, chat  messages like in `edit`: a text to correct, questions about a text, open questions.
     varied  plain text that is not code: prose in three languages, tables, logs, symbols, 500 words and one word.
 
     Raises ParameterError for an unknown kind."""

@@ -13,14 +13,14 @@ from slipstream.errors import ParameterError
 from slipstream.executor.executor import Executor
 
 LEAST_CAPABILITY = (8, 0)
-"""Of an NVIDIA GPU: bfloat16 products (Ampere)."""
+"""Lowest compute capability of an NVIDIA GPU that multiplies in bfloat16 (Ampere)."""
 
 
 class CudaBackend(TorchBackend):
     """Runs our own Triton kernels in CUDA graphs on an NVIDIA GPU, and draft heads by PyTorch.
 
-    Experimental: it is chosen by name only. Its logits were compared with a reference by Triton's interpreter on a CPU,
-    and not yet on a GPU, where only its speed was measured (docs/log.md).
+    Experimental: it is chosen by name only. Its logits were compared with a reference only on a CPU, in Triton's
+    interpreter. On a GPU only its speed was measured (docs/log.md).
     """
 
     name = "cuda"
@@ -52,7 +52,7 @@ class CudaBackend(TorchBackend):
 
 
 def find_missing_part(config: DecoderConfig) -> str | None:
-    """The part of this decoder that the kernels lack, in words; None if they have all."""
+    """Return, in words, a part of this decoder that the kernels do not support; None if they support all parts."""
     if config.experts is not None:
         return "it has no mixtures of experts"
     if config.norm != "rms" or config.position != "rope" or not config.gated:

@@ -1,5 +1,5 @@
-"""`CudaExecutor`: decoding steps by our Triton kernels in CUDA graphs, everything else (prompts, slices of layers) by
-PyTorch as in `TorchExecutor`, on the same weights and KV cache."""
+"""`CudaExecutor` runs decoding steps with our Triton kernels in CUDA graphs. Everything else (prompts, slices of
+layers) runs in PyTorch as in `TorchExecutor`, on the same weights and KV cache."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from slipstream.executor.executor import Batch, Output, check_ids, check_slice, 
 from slipstream.kv.blocks import BLOCK
 
 FIRST_TOKENS = 4096
-"""Tokens that the KV cache has room for at first, at most. When it grows, graphs are captured again."""
+"""Upper limit of the KV cache's initial capacity, in tokens. When the cache grows, graphs are captured again."""
 CALL_BYTES = 1_000_000_000
-"""Bytes of weights that are read in the time of Python's overhead per call (see `best_steps_per_call`)."""
+"""Bytes of weights that a GPU reads in the time of Python's overhead for one call (see `best_steps_per_call`)."""
 MOST_NEW = MOST_ROWS - 1
-"""Most new tokens of one sequence: which of them a row sees is written in the bits of an int64."""
+"""Most new tokens of one sequence in a pass: a row has one bit of an int64 for each new token that it sees."""
 
 (SEQ, INDEX, BITS, TILE, COUNT, SELECT, PAST, NEXT, POSITION, STEP, PASS, TOKEN) = (
     field.value
@@ -43,7 +43,8 @@ class CudaExecutor(TorchExecutor):
     """A decoder on a GPU; implements `executor.Executor`, and `MultiStep` for a `Batch`.
 
     Passes over at most MOST_ROWS rows are batch-invariant: the logits of a row are bitwise the same in any batch, chain
-    or tree, given the same KV cache. Longer passes are not, so a prompt's KV depends on how it was cut.
+    or tree, given the same KV cache. Longer passes are not batch-invariant, so the KV of a prompt depends on how the
+    prompt was cut into passes.
     """
 
     def __init__(self, config: DecoderConfig, weights: Weights, settings: LoadSettings = DEFAULTS):
@@ -57,7 +58,7 @@ class CudaExecutor(TorchExecutor):
         pinned = self.device.type == "cuda"
         self._results = torch.zeros_like(self._small.results, device="cpu", pin_memory=pinned)
         self._tables = torch.zeros_like(self._small.tables, device="cpu", pin_memory=pinned)
-        self._sent: tuple[object, ...] = ()  # which tables the device has
+        self._sent: tuple[object, ...] = ()  # the tables that the device has now: version and sequences
 
     has_states = False
 
@@ -91,7 +92,7 @@ class CudaExecutor(TorchExecutor):
     def decode_steps(
         self, batch: Batch, steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None, taps: Seq[int] = ()
     ) -> DecodedSteps:
-        """See `MultiStep`. Tokens are drawn in float64; their distributions are returned."""
+        """See `MultiStep`. Tokens are drawn from distributions in float64, which are returned."""
         check_steps(steps, exit, self.config.layers)
         if taps:
             raise TargetError("hidden states were asked for, the cuda backend returns none of several steps")
@@ -127,8 +128,8 @@ class CudaExecutor(TorchExecutor):
     def _steps(
         self, count: int, rows: int, slots: int, steps: int, layers: int, sampling: StepSampling, exits: bool
     ) -> tuple[Tensor | None, Tensor, Tensor | None, list[Tensor]]:
-        """Run the passes of `decode_steps`: tokens [K, B] unless they are maxima, logits [K, B, V], probs, and with
-        `exits` the residual stream of the first pass and of each new token."""
+        """Run the passes of `decode_steps`. Returns sampled tokens [K, B] (None if tokens are argmaxes), logits
+        [K, B, V], probabilities, and with `exits` the residual stream of the first pass and of each new token."""
         small, dtype = self._small, self.dtype
         logits = torch.empty(steps, count, self.config.vocab_size, device=self.device)
         probs = None if sampling.kind == "maximum" else torch.zeros_like(logits, dtype=torch.float64)
@@ -172,8 +173,8 @@ class CudaExecutor(TorchExecutor):
         )
 
     def _fill(self, batch: Batch, select: Seq[int], extra: int = 0, sampling: StepSampling = ARGMAX) -> int:
-        """Send the inputs of the rows to the device. Reserves their slots, and `extra` further ones of each sequence.
-        Returns the slots of the longest sequence."""
+        """Reserve KV slots for the rows and for `extra` further tokens of each sequence, and send the inputs of the
+        rows to the device. Returns the number of slots of the longest sequence."""
         inputs, host = self._small.inputs, self._small.inputs.host
         host.fill(0)
         host[SEQ], host[TILE] = -1, -1
@@ -213,8 +214,8 @@ class CudaExecutor(TorchExecutor):
         self._sent = key
 
     def _read(self, first: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
-        """Wait for the device: tokens and confidences of these steps, [steps, MOST_ROWS] each, valid until the next
-        call."""
+        """Wait for the device, and return tokens and confidences of `steps` steps from step `first` on. Both are
+        [steps, MOST_ROWS] and valid until the next call."""
         part = self._results[first : first + steps]
         part.copy_(self._small.results[first : first + steps], non_blocking=True)
         if self.device.type == "cuda":
@@ -226,11 +227,11 @@ class CudaExecutor(TorchExecutor):
 _ONE = np.int64(1)
 _COUNT = np.arange(MOST_ROWS, dtype=np.int64)
 _CHAIN = (_ONE << (_COUNT + 1)) - 1
-"""Bits of the rows of a chain: each sees itself and the rows before it."""
+"""Visibility bits of the rows of a chain: a row sees itself and the rows before it."""
 
 
 def _draw(logits: Tensor, sampling: StepSampling, j: int, probs: Tensor) -> Tensor:
-    """Tokens [B] of step j, drawn in float64; their distributions are written to `probs` [B, V]."""
+    """Draw the tokens [B] of step j in float64; writes the distributions that they are drawn from to `probs` [B, V]."""
     x = logits[:, : sampling.vocab].double()
     assert sampling.inv_temperature is not None
     torch.softmax(x * sampling.inv_temperature.to(x)[:, None], -1, out=probs[:, : x.shape[1]])

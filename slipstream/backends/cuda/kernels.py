@@ -1,5 +1,5 @@
-"""Triton kernels of a pass over few rows. Each reads a weight once for all rows. A row is computed in the same way in
-any batch, so logits are batch-invariant up to `small_pass.MOST_ROWS` rows.
+"""Triton kernels of a pass over few rows. A kernel reads each weight once for all rows. A row is computed in the same
+way in any batch, so logits are batch-invariant up to `small_pass.MOST_ROWS` rows.
 
 M = rows, d = columns of the residual stream (float32 between the layers), H query heads and Hk key/value heads of D
 values, G = H / Hk. The inputs of the rows lie in one int64 table [fields, ROWS] (`small_pass.Inputs`): kernels advance
@@ -13,20 +13,20 @@ import triton.language as tl
 ROWS = tl.constexpr(64)
 """Width of the table of inputs."""
 BLOCK = tl.constexpr(32)
-"""Slots in a block of the KV cache, as `kv.blocks.BLOCK`."""
+"""Slots in a block of the KV cache; the same as `kv.blocks.BLOCK`."""
 (TOKEN, POSITION, SEQ, INDEX, BITS, TILE, COUNT, SELECT, PAST, NEXT, STEP, INVERSE, PASS) = map(tl.constexpr, range(13))
-"""Fields of a row: its token, position, sequence (-1: padding), index among the new tokens of the sequence, and which
-of these it sees (bit i: the one with index i). TILE, COUNT: first row and number of rows of a tile of attention, which
-are of one sequence (-1: none). SELECT: the row whose logits pick token p. Fields of a sequence: PAST, the slots that
-every row sees; NEXT, the position of the token that is picked; STEP, how many were picked for it; INVERSE,
-1 / temperature, as a float64. PASS: the number of sequences, and the first id that may not be picked."""
+"""Fields of a row: TOKEN, POSITION, SEQ (its sequence; -1: padding), INDEX (among the new tokens of the sequence), BITS
+(bit i is set if the row sees the new token with index i). Fields of a tile of attention: TILE (first row; -1: no tile)
+and COUNT (number of rows, all of one sequence). SELECT: the row whose logits pick token p. Fields of a sequence: PAST
+(number of slots that every row sees), NEXT (position of the next picked token), STEP (number of tokens picked so far),
+INVERSE (1 / temperature, as a float64). PASS: the number of sequences, and the first id that may not be picked."""
 
 TWO_PI = tl.constexpr(6.283185307179586)
 
 
 @triton.jit
 def embed(inputs, table, x, vocab, width, BLOCK_WIDTH: tl.constexpr):
-    """x [M, d] = the rows of `table` [V, d] of the tokens; NaN for ids outside of it. Grid: M, pieces of d."""
+    """x [M, d] = the tokens' rows of `table` [V, d]; NaN for token ids outside of the table. Grid: M, pieces of d."""
     row = tl.program_id(0)
     at = tl.program_id(1) * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
     token = tl.load(inputs + TOKEN * ROWS + row)
@@ -53,15 +53,15 @@ def multiply(
     NORM: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr, ACTIVATION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """x [M, columns] times `weight` [outs, columns], transposed. Grid: pieces of `outs`, tiles of BM rows. Tiles read
-    the same weights at about the same time, so all but the first find them in the GPU's cache.
+    """Multiply x [M, columns] by the transpose of `weight` [outs, columns]. Grid: pieces of `outs`, tiles of BM rows.
+    Tiles read the same weights at about the same time, so all tiles but the first find them in the GPU's cache.
 
-    NORM  x is the residual stream, and its RMS norm is multiplied: the norm's weight scales the columns, its root mean
-          square, known at the end, the sums.
+    NORM  x is the residual stream, and its RMS norm is multiplied by the weights. The norm's weight scales the columns.
+          The root mean square is known only at the end, so it divides the sums.
     KIND  "store": write to `out` [M, outs]. "add": add to the residual stream `out`. "gate": `weight` holds a gate and
-          an up projection, [2 outs, columns]; out = activation(gate) * up. "head": write logits in float32, and for
-          each piece the highest logit of an id that may be picked, the first id that has it, and the sum of
-          exp((logit - highest) / T).
+          an up projection, [2 outs, columns]; out = activation(gate) * up. "head": write logits in float32. For each
+          piece of the vocabulary also write the highest logit of an id that may be picked, the first id with this
+          logit, and the sum of exp((logit - highest) / T).
     """
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     m = tl.program_id(1) * BM + tl.arange(0, BM)
@@ -123,8 +123,9 @@ def rotate(
     qkv, q_norm, k_norm, frequencies, factor, inputs, tables, queries, cache, heads, kv_heads, places, table_width, eps,
     NORM: tl.constexpr, HALF: tl.constexpr, HALF_PADDED: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Norm and rotate queries and keys of `qkv` [M, H + 2 Hk, D]. Write queries to `queries` [M, H, D], keys and values
-    to their places in the layer's `cache` [2, Hk, places, D]. Grid: M, pieces of H + 2 Hk. frequencies: [D / 2]."""
+    """Normalise and rotate queries and keys of `qkv` [M, H + 2 Hk, D]. Write queries to `queries` [M, H, D], keys and
+    values to their slots in the layer's `cache` [2, Hk, places, D]. Grid: M, pieces of H + 2 Hk. frequencies: [D /
+    2]."""
     row = tl.program_id(0)
     owner = tl.load(inputs + SEQ * ROWS + row)
     if owner < 0:
@@ -141,7 +142,7 @@ def rotate(
         weight = tl.where(head < heads, q_norm, k_norm) + i
         turned_low = low * scale * tl.load(weight, mask=inside, other=0.0).to(tl.float32)
         turned_high = high * scale * tl.load(weight + HALF, mask=inside, other=0.0).to(tl.float32)
-    # In float64, and without whole turns, so that large positions stay accurate.
+    # Angles are computed in float64 and without full turns, so that they are accurate at large positions.
     turns = tl.load(inputs + POSITION * ROWS + row) * tl.load(frequencies + i, mask=i < HALF, other=0.0) / TWO_PI
     angle = ((turns - tl.floor(turns)) * TWO_PI).to(tl.float32)
     cos, sin = tl.cos(angle) * factor, tl.sin(angle) * factor
@@ -162,10 +163,10 @@ def attend(
     G: tl.constexpr, TILE_ROWS: tl.constexpr, PADDED: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr,
     SLOTS: tl.constexpr, CHUNK: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Attention of tiles of at most TILE_ROWS rows of one sequence. The G heads of a group are rows of one product.
-    Grid: tiles, Hk, SPLITS. Split s sees the slots s * CHUNK and the CHUNK - 1 after it, so a row's sums do not depend
-    on the number of splits; `merge` joins several. Online softmax (FlashAttention-2, arXiv 2307.08691) in powers of 2:
-    `scale` includes log2(e)."""
+    """Compute attention for tiles of at most TILE_ROWS rows of one sequence. The G query heads of a key/value head are
+    rows of one product. Grid: tiles, Hk, SPLITS. Split s reads slots s * CHUNK to (s + 1) * CHUNK - 1, so a row's sums
+    do not depend on the number of splits; `merge` joins the splits. The online softmax (FlashAttention-2, arXiv
+    2307.08691) uses powers of 2, so `scale` includes log2(e)."""
     tile, group, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = tl.load(inputs + TILE * ROWS + tile)
     if first < 0:
@@ -221,7 +222,7 @@ def attend(
 
 @triton.jit
 def merge(inputs, out, parts, tops, sums, heads, D: tl.constexpr, D_PADDED: tl.constexpr, SPLITS: tl.constexpr):
-    """Join the splits of `attend`, one after another: `out` [M, H, D]. Grid: M, H."""
+    """Join the splits of `attend` one after another, and write them to `out` [M, H, D]. Grid: M, H."""
     row, head = tl.program_id(0), tl.program_id(1)
     if tl.load(inputs + SEQ * ROWS + row) < 0:
         return
@@ -241,9 +242,10 @@ def choose(
     tops, sums, firsts, inputs, inverse, ids, confidences, pieces,
     PIECES: tl.constexpr, ADVANCE: tl.constexpr,
 ):  # fmt: skip
-    """ids[STEP, p], confidences[STEP, p]: the first maximum of the logits of row SELECT[p] and its probability at the
-    sequence's temperature, NaN where the logits have no distribution. A step is 2 * ROWS numbers in both. ADVANCE: the
-    next pass runs this token of sequence p. Grid: the rows of this pass."""
+    """Write the argmax of the logits of row SELECT[p] to ids[STEP, p], and its probability at the sequence's
+    temperature to confidences[STEP, p]. The probability is NaN if the logits have no distribution. A step takes 2 *
+    ROWS numbers in `ids` and in `confidences`. ADVANCE: this token is the input of sequence p in the next pass. Grid:
+    the rows of this pass."""
     p = tl.program_id(0)
     alive = p < tl.load(inputs + PASS * ROWS)
     step = tl.load(inputs + STEP * ROWS + p)

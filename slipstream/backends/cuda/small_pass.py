@@ -1,8 +1,8 @@
-"""`SmallPass`: one pass over few rows by our Triton kernels, replayed as a CUDA graph.
+"""`SmallPass` runs one pass over few rows with our Triton kernels, replayed as a CUDA graph.
 
 A decoding step of a model of a few billion parameters takes a millisecond or two; launching its kernels one by one
-from Python takes longer. So each shape of a pass is captured once. Everything that a graph reads lies at fixed
-addresses: the inputs of the rows in one table, the tables of blocks, and the KV cache until it grows.
+from Python takes longer. So each shape of a pass is captured once. Everything that a graph reads has a fixed address:
+the table with the inputs of the rows, the block tables, and the KV cache until it grows.
 """
 
 from __future__ import annotations
@@ -36,19 +36,22 @@ SLOTS = 64
 ROTATED = 8
 """Heads that are rotated together."""
 TILE = 16
-"""Rows of a product. It is the same for each number of rows: so is the order of the sums."""
+"""Rows of a tile of a product. It is the same for every number of rows in a pass, so the order of sums is, too."""
 PRODUCTS = {"store": (16, 128, 2), "add": (16, 128, 2), "gate": (16, 128, 2), "head": (64, 128, 4)}
-"""Outputs and columns of a tile of weights, and warps, by kind of product. Four tiles are fetched ahead. These were the
-fastest of six on an H200 (docs/log.md): more warps repeat the norm of the same rows."""
+"""Outputs and columns of a tile of weights, and warps, by kind of product. Four tiles are fetched ahead. These settings
+were the fastest of six on an H200 (docs/log.md). More warps were slower, because they repeat the norm of the same
+rows."""
 
 
 @dataclass(frozen=True)
 class Shape:
     """The properties for which a graph is captured.
 
-    rows     number of rows. splits: of attention. layers: how many are run.
-    advance  whether the tokens that it picks become the inputs of the next pass.
-    taps     of which layers the residual stream is kept.
+    rows     number of rows
+    splits   number of splits of attention
+    layers   number of layers to run
+    advance  whether the tokens that the pass picks become the inputs of the next pass
+    taps     the layers whose residual stream is copied
     """
 
     rows: int
@@ -60,8 +63,8 @@ class Shape:
 
 @dataclass(frozen=True)
 class Kept:
-    """A captured pass. After a replay, `taps` hold the residual stream after layers (-1: after the norm). Without a
-    graph, the kernels are launched one by one."""
+    """A captured pass. After a replay, `taps` has the residual stream after each tapped layer (-1: after the final
+    norm). If `graph` is None, the kernels are launched one by one."""
 
     taps: Mapping[int, Tensor]
     graph: torch.cuda.CUDAGraph | None
@@ -75,7 +78,7 @@ class Inputs:
     host: np.ndarray = field(init=False)
     table: Tensor = field(init=False)
     inverse: np.ndarray = field(init=False)
-    """1 / temperature of each sequence, a view of the host's."""
+    """1 / temperature of each sequence, as a view of a row of `host`."""
 
     def __post_init__(self) -> None:
         fields = kernels.PASS.value + 1
@@ -88,13 +91,13 @@ class Inputs:
 
 
 class SmallPass:
-    """Runs the weights of a `TorchExecutor`. Keeps the weights but not the executor: a cycle would hold both until it
-    is collected."""
+    """Runs passes with the weights of a `TorchExecutor`. It refers to the weights but not to the executor: a reference
+    cycle would hold the memory of both until Python collects it."""
 
     def __init__(self, executor: TorchExecutor, blocks: TorchBlocks):
         config = executor.config
         self.config, self.device, self.dtype = config, executor.device, executor.dtype
-        self._layers: list[Any]  # their MLPs are no mixtures: `missing_part` refuses these
+        self._layers: list[Any]  # without mixtures of experts, which `find_missing_part` refuses
         self._layers, self._embedding, self._norm, self._head = (
             executor.layers, executor.embedding, executor.final_norm, executor.head
         )  # fmt: skip
@@ -102,7 +105,7 @@ class SmallPass:
         self._blocks, self.inputs = blocks, Inputs(executor.device)
         self.group = config.heads // config.kv_heads
         self.tile_rows = max(1, 16 // self.group)
-        """Rows of one sequence whose keys are read once."""
+        """Rows of one sequence for which keys are read once."""
         self._pieces = -(-config.vocab_size // PRODUCTS["head"][0])
         self._capturing = self.device.type == "cuda"
         self._graphs: dict[Shape, Kept] = {}
@@ -123,21 +126,21 @@ class SmallPass:
         self._inverse = self.inputs.table[kernels.INVERSE.value].view(torch.float64)
         self.tables = memory(rows, -(-config.context // BLOCK) + 4, dtype=torch.int32)
         self.results = memory(MOST_STEPS, 2, rows, dtype=torch.int64)
-        """Of each step and row: the token, and the bits of its confidence in float64."""
+        """The token of each step and row, and the bits of its confidence in float64."""
 
     def bucket(self, rows: int) -> int:
-        """The number of rows that a pass over `rows` rows has."""
+        """The number of rows for which the graph of a pass over `rows` rows is captured."""
         return max(1, 1 << (rows - 1).bit_length())
 
     def shape(self, rows: int, slots: int, layers: int, advance: bool, taps: tuple[int, ...] = ()) -> Shape:
-        """Return the shape of a pass over `rows` rows. slots: of the longest sequence in the KV cache."""
+        """Return the shape of a pass over `rows` rows. slots: KV slots of the longest sequence."""
         splits = 1
         while splits * CHUNK < slots:
             splits *= 4
         return Shape(self.bucket(rows), splits, layers, advance, taps)
 
     def run(self, shape: Shape) -> Kept:
-        """Run the pass: enqueued, not awaited."""
+        """Enqueue the pass on the GPU, without waiting for its end."""
         addresses = tuple(layer.data_ptr() for layer in self._blocks.layers)
         if addresses != self._addresses:  # the cache has grown
             self._graphs.clear()
@@ -162,7 +165,7 @@ class SmallPass:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self._launch(shape, taps)  # compiles what was not compiled yet
+            self._launch(shape, taps)  # a first launch compiles the kernels
         torch.cuda.current_stream().wait_stream(stream)
         self.inputs.table.copy_(before)
         graph = torch.cuda.CUDAGraph()
@@ -181,7 +184,7 @@ class SmallPass:
         return Kept(taps, graph)
 
     def _launch(self, shape: Shape, taps: Mapping[int, Tensor]) -> None:
-        """Every kernel of a pass, in order."""
+        """Launch the kernels of a pass in order."""
         config, rows, table = self.config, shape.rows, self.inputs.table
         width, heads, kv_heads = config.hidden_size, config.heads, config.kv_heads
         half = config.head_dim // 2

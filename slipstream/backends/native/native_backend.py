@@ -18,7 +18,7 @@ from slipstream.heads.eagle_rows import DFlashRuntime, EagleRuntime
 from slipstream.heads.medusa_heads import MedusaHeads, MedusaRuntime
 
 ALIGN = 64
-"""The products of latent attention need multiples of it, as `products.ALIGN` says."""
+"""The widths of latent attention must be multiples of this; the same as `products.ALIGN`."""
 
 MOST_COLUMNS = 1 << 16
 """Maximum number of columns of an int8 matrix: with more, a sum of products could overflow 32 bits."""
@@ -27,7 +27,7 @@ MOST_COLUMNS = 1 << 16
 def refusal(
     config: DecoderConfig, quantised: WeightFormat | None = None, dtype: torch.dtype = torch.float32
 ) -> str | None:
-    """Why the native backend cannot run this decoder, or None if it can."""
+    """Return why the native backend cannot run this decoder, or None if it can."""
     if importlib.util.find_spec("numba") is None:
         return "Numba is not installed"
     for layer in config.described:

@@ -29,26 +29,26 @@ from slipstream.host.machine import give_back_freed
 from slipstream.host.torch_threads import host_threads
 
 PACKED_ALONE = 1 << 28
-"""Weights of fewer bytes are packed by one thread of torch. Between the many short operations of packing the others
-would spin: 0.1 to 1.7 s of processor time for 17M weights on two cores, by how busy they are."""
+"""Weights of fewer bytes are packed by one thread of torch. Otherwise torch's other threads would spin between the many
+short operations of packing (0.1 to 1.7 s of processor time for 17M weights on two cores)."""
 
 LONGEST_TAKEN_BACK = 16
-"""Draft tokens, of a draft model with recurrent layers."""
+"""Most draft tokens that a draft model with recurrent layers can roll back."""
 
 
 class NativeExecutor(NativePaged):
     """A decoder on the CPU; implements `executor.Executor`.
 
     settings   quantize None: weights as stored in the checkpoint, arithmetic in `dtype`. "w8a16": int8 weights with
-               one scale per output channel; activations are rounded to 16 bits in these products. "w8a8": the same
-               with activations in 8 bits, one scale per 64 columns. dtype: float32 or bfloat16, to which weights and
-               activations are rounded; their products are added in float32.
+               one scale per output channel; activations are rounded to 16 bits in products with these weights. "w8a8":
+               int8 weights, and activations in 8 bits with one scale per 64 columns. dtype: float32 or bfloat16.
+               Weights and activations are rounded to this dtype, and their products are added in float32.
 
-    Logits are batch-invariant: a row has bitwise the same logits in any batch, chain or tree. Kernels that are not
-    compiled on this machine yet are compiled here, so that the first request does not wait for them.
+    Logits are batch-invariant: a row has bitwise the same logits in any batch, chain or tree. The constructor compiles
+    kernels that are not compiled on this machine yet, so that the first request does not wait for them.
 
-    config and settings: `native_backend.refusal` must not refuse them. Raises ParameterError for a cache in float16
-    or q8_0 on a processor without float16.
+    config and settings: only those that `native_backend.refusal` does not refuse. Raises ParameterError for a cache in
+    float16 or q8_0 on a processor without float16 instructions.
     """
 
     torch_threads, has_states = 1, True
@@ -70,10 +70,10 @@ class NativeExecutor(NativePaged):
             self.runtime = Runtime("native", dtype, quantize, kv_dtype, self._workspace.most, rollback=lag)
             self.steps_per_call = best_steps_per_call(self._layout.nbytes)
             self._padded = int(self._model[0]["head"]["outs"])
-            self._kept = threading.local()  # logits [R, padded V] of the last pass, of each Python thread
+            self._kept = threading.local()  # for each Python thread the logits [R, padded V] of its last pass
             token = Batch((0,), torch.zeros(1, dtype=torch.int64), (0,), (0, 1), (0,), (None,), (0,))
             self.forward(token)
-            with suppress(TargetError):  # token 0 may overflow
+            with suppress(TargetError):  # the logits of token 0 may be infinite
                 self.decode_steps(token, 1)
         self._reset_cache()
 
@@ -87,7 +87,7 @@ class NativeExecutor(NativePaged):
 
     @property
     def packed_tables(self) -> SharedTables:
-        """Embedding and output head [V, d], for heads that borrow them."""
+        """The packed embedding and output head [V, d], for draft heads that use the target's."""
         return SharedTables(self._model[0]["embed"], self._model[0]["head"], self._layout)
 
     def forward(
@@ -128,7 +128,7 @@ class NativeExecutor(NativePaged):
         )
 
     def _logits_buffer(self, rows: int) -> np.ndarray:
-        """float32 [rows, padded V]; the memory is reused."""
+        """An array float32 [rows, padded V], whose memory the thread's next pass reuses."""
         kept = self._kept.__dict__
         if "logits" not in kept or len(kept["logits"]) < rows:
             kept["logits"] = np.empty((rows, self._padded), np.float32)
@@ -137,7 +137,7 @@ class NativeExecutor(NativePaged):
     def decode_steps(
         self, batch: Batch, steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None, taps: Seq[int] = ()
     ) -> DecodedSteps:
-        """See `MultiStep`. Tokens are drawn in float64; their distributions are returned."""
+        """See `MultiStep`. Tokens are drawn from distributions in float64, which are returned."""
         check_steps(steps, exit, self.config.layers)
         if taps:
             check_slice(self.config, 0, self.config.layers, taps)
@@ -169,11 +169,11 @@ class NativeExecutor(NativePaged):
         return cut_steps(picks, torch.from_numpy(drawn), drawn_logits, drawn_probs)._replace(states=states)
 
     def memory(self) -> dict[str, int]:
-        """Bytes: "weights" that a pass reads, "kv" blocks used so far."""
+        """Bytes by kind: "weights" that a pass reads, and "kv", the blocks used so far."""
         states = self._states.nbytes if self._states is not None else 0
         return {"weights": self._layout.nbytes, "kv": self._pool.used * self._blocks.block_bytes + states}
 
 
 def _lag(settings: LoadSettings) -> int:
-    """Tokens that a draft model may take back; a target's text only grows."""
+    """The number of tokens that a draft model may roll back. 0 for a target, which never rolls back."""
     return LONGEST_TAKEN_BACK if settings.role == "draft" else 0

@@ -1,4 +1,4 @@
-"""EAGLE, DFlash and Medusa heads and MTP layers on the native backend, with the weight formats of a decoder."""
+"""EAGLE, DFlash and Medusa heads and MTP layers on the native backend. Their weights have the formats of a decoder."""
 
 from collections.abc import Callable, Sequence as Seq
 from functools import partial
@@ -41,17 +41,17 @@ INPUTS = {
     "up": ["mlp.gate_proj", "mlp.up_proj"],
     "down": ["mlp.down_proj"],
 }
-"""Matrix of the kernels -> the linear layers that it joins."""
+"""For each matrix of the kernels, the linear layers that it joins."""
 
 
 class NativeEagle(NativePaged):
-    """Implements `EagleRuntime`, with the cache and packed rows of a decoder. One call drafts several tokens, which are
-    drawn in float64. Created only if `table.backend_for_head` chooses this backend. Heads have few layers, so their
-    cache is float32 under every `kv_dtype`: rounding it would save little memory.
+    """Implements `EagleRuntime`, with the KV cache and packed rows of a decoder. One call drafts several tokens, which
+    are drawn in float64. It is created only if `table.backend_for_head` chooses this backend. Its KV cache is float32
+    under every `kv_dtype`, because a head has few layers and a smaller format would save little memory.
 
-    head       with the target's weights borrowed, in any float dtype (computed in float32); not needed afterwards.
-    shared     the target's tables, if they are in memory already; None: copy the tables that the head borrowed.
-    threads: as in `NativeExecutor`."""
+    head       the head with the target's weights, in any float dtype (computed in float32); not needed afterwards.
+    shared     the target's tables, if they are in memory already; None: copy the tables from `head`.
+    threads    as in `NativeExecutor`."""
 
     name = "native"
 
@@ -75,8 +75,8 @@ class NativeEagle(NativePaged):
         shared: SharedTables | None,
         pack: Callable[[Layout], np.ndarray],
     ) -> None:
-        """Pack the weights as EAGLE [1] and run a first pass. An output head that the target has in memory counts among
-        the bytes of a pass."""
+        """Pack the weights as EAGLE [1] and run a first pass. The bytes of a pass include an output head that belongs
+        to the target."""
         self.config, self.device, self.ids = config, torch.device("cpu"), ids
         with compile_lock():
             super().__init__(config.decoder, ahead=1)
@@ -104,7 +104,8 @@ class NativeEagle(NativePaged):
     def _run(
         self, batch: Batch, features: Tensor, from_head: bool, steps: int, picks: Picks
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Draft ids [K, B], next features [A, d], logits [K or 1, A, V], distributions (`passes.draft_eagle`)."""
+        """Call `passes.draft_eagle`. Returns draft ids [K, B], next features [A, d], logits [K or 1, A, V], and
+        distributions."""
         vocab = self.config.draft_vocab
         wanted = np.asarray(batch.select, np.int64)
         count, sampled = len(wanted), picks.kind != MAXIMUM
@@ -129,12 +130,13 @@ class NativeEagle(NativePaged):
 
 
 class NativeMtp(NativeEagle):
-    """The MTP layer of a checkpoint, drafting as an EAGLE-1 head does: its output is the next feature.
+    """The MTP layer of a checkpoint. It drafts like an EAGLE-1 head: its output is the next feature.
 
-    config     of the layer (see `DecoderConfig.mtp_layer`). weights: of it, read once.
+    config     configuration of the layer (see `DecoderConfig.mtp_layer`).
+    weights    weights of the layer, read once.
     quantised  the format of its matrices; None: as they are stored.
     shared     the target's embedding and output head.
-    vocab      number of ids, the first ones, that it can draft: of the output head only their rows are read."""
+    vocab      only the first `vocab` ids are drafted, and only their rows of the output head are read."""
 
     mask: Tensor | None = None
 
@@ -157,8 +159,8 @@ class NativeMtp(NativeEagle):
 
 
 class NativeDFlash(NativePaged):
-    """Implements `DFlashRuntime`: a block is a pass of a decoder, the head's layers, over a tree. Arguments as for
-    `NativeEagle`. If the target's own output head is in memory, it is read as it is stored there."""
+    """Implements `DFlashRuntime`. A block is a pass of the head's layers over a tree. The arguments are as for
+    `NativeEagle`. If the target's own output head is in memory, it is used in its format there."""
 
     name = "native"
     mask: Tensor | None = None
@@ -186,7 +188,7 @@ class NativeDFlash(NativePaged):
     def extend(self, batch: Batch, features: Tensor) -> None:
         given = _read_features(features, batch.splits[-1], len(self.config.taps) * self.config.target_hidden)
         with kernel_lock():
-            rows = self._rows(batch)  # kept until the call returns
+            rows = self._rows(batch)  # a reference keeps the rows alive until the call returns
             args = self._head, self._caches(batch), rows.record[:1], given
             self._call(passes.read_context, *args, rows=batch.splits[-1])
 
@@ -207,7 +209,7 @@ class NativeDFlash(NativePaged):
     def _logits(
         self, model: np.ndarray, rows: PackedRows, caches: np.ndarray, tokens: Tensor, select: Seq[int]
     ) -> Tensor:
-        """[len(select), ids of the model] of a pass over all of its layers."""
+        """Run a pass over all layers of `model`, and return logits [len(select), ids of the model]."""
         logits = np.empty((len(select), int(model["head"]["outs"][0])), np.float32)
         none, taps = np.empty((0, 0), np.float32), np.empty((0, 0, 0), np.float32)
         self._call(
@@ -219,7 +221,7 @@ class NativeDFlash(NativePaged):
 
 
 def _read_features(features: Tensor, rows: int, width: int) -> np.ndarray:
-    """Features as the kernels read them: they are compiled for this layout only."""
+    """Convert features to the only layout for which the kernels are compiled."""
     if tuple(features.shape) != (rows, width):
         raise TargetError(f"the features have the shape {tuple(features.shape)}, but the head needs {(rows, width)}")
     return features.float().contiguous().numpy()
@@ -228,7 +230,7 @@ def _read_features(features: Tensor, rows: int, width: int) -> np.ndarray:
 def _eagle_record(
     head: EagleHead, ids: Tensor, quantised: WeightFormat | None, shared: SharedTables | None, layout: Layout
 ) -> np.ndarray:
-    """EAGLE [1]"""
+    """Pack an EAGLE head as EAGLE [1]."""
     c, d, weights = head.config, head.config.decoder, head.state_dict()
     output = head.borrowed["lm_head"] if c.version == 1 else weights["lm_head.weight"]
     prefixes = [f"layers.{i}." for i in range(d.layers)]
@@ -236,7 +238,7 @@ def _eagle_record(
         prefixes[0] = "midlayer."
     eagle, fmt, _ = _head_record(head, prefixes, [output], quantised, layout)
     record, model, vector = eagle[0], eagle[0]["decoder"], partial(layout.find_vector, weights)
-    if c.version == 1:  # it has neither norm
+    if c.version == 1:  # EAGLE-1 has neither of these norms
         model["norm"] = layout.vector(torch.ones(c.hidden_size))
     table = weights["embed_tokens.weight"] if c.own_embedding else head.borrowed["embedding"]
     model["embed"] = layout.embedding({"": table}, "") if shared is None or c.own_embedding else shared.embedding
@@ -253,7 +255,7 @@ def _eagle_record(
 def _mtp_record(
     head: EagleConfig, weights: Weights, quantised: WeightFormat | None, shared: SharedTables, layout: Layout
 ) -> np.ndarray:
-    """EAGLE [1]"""
+    """Pack an MTP layer as EAGLE [1]."""
     model = decoder_weights(head.decoder, weights, quantised, torch.float32, layout, shared)
     model[0]["vocab"], model[0]["head"]["outs"] = head.draft_vocab, -(-head.draft_vocab // ALIGN) * ALIGN
     record = np.zeros(1, EAGLE)
@@ -276,7 +278,7 @@ def _set_ids(record: np.void, ids: Tensor, layout: Layout) -> None:
 def _dflash_records(
     head: DFlashHead, quantised: WeightFormat | None, shared: SharedTables | None, layout: Layout
 ) -> tuple[np.ndarray, np.ndarray]:
-    """EAGLE [1], and MODEL [1] of the Markov head: a decoder without layers and final norm."""
+    """Pack a DFlash head as EAGLE [1], and its Markov head as MODEL [1], a decoder without layers and final norm."""
     c, weights = head.config, head.state_dict()
     tables = [weights[name] for name in ("lm_head.weight", "markov_head.markov_w2.weight") if name in weights]
     names = [f"layers.{i}." for i in range(c.decoder.layers)]
@@ -291,7 +293,7 @@ def _dflash_records(
     model["vocab"] = len(output)
     if c.markov_rank:
         name, into = "markov_head.markov_w1.weight", weights["markov_head.markov_w2.weight"]
-        fmt = fmt if c.markov_rank % GROUP == 0 else narrowest([into])  # not every format has narrower rows
+        fmt = fmt if c.markov_rank % GROUP == 0 else narrowest([into])  # some formats need rows of GROUP columns
         markov[0]["embed"], markov[0]["head"] = layout.embedding(weights, name), layout.matrix(into, fmt)
         markov[0]["vocab"], markov[0]["width"] = len(into), c.markov_rank
         markov[0]["embedding_scale"] = markov[0]["logits_scale"] = 1
@@ -305,8 +307,8 @@ def _head_record(
     quantised: WeightFormat | None,
     layout: Layout,
 ) -> tuple[np.ndarray, str, np.ndarray]:
-    """EAGLE [1] with fc and the decoder layers, whose names begin with `prefixes`; the format of their matrices; LAYER
-    [L]. tables: the head's other matrices, which will have the same format."""
+    """Pack `fc` and the decoder layers of a head, whose names begin with `prefixes`. Returns EAGLE [1], the format of
+    the matrices, and LAYER [L]. tables: the head's other matrices, for which this format must be exact, too."""
     c, d, weights = head.config, head.config.decoder, head.state_dict()
     linear = [weights[f"{at}{name}.weight"] for at in prefixes for names in INPUTS.values() for name in names]
     fmt = choose_format(quantised) if quantised else narrowest([weights["fc.weight"], *tables, *linear])
@@ -331,8 +333,8 @@ def _head_record(
 
 
 class NativeMedusa:
-    """Computes the same as a `MedusaHeads`, whose weights are copied: the module is not needed
-    afterwards. threads: as in `NativeExecutor`."""
+    """Computes the same logits as a `MedusaHeads`. Its weights are copied, so the module is not needed afterwards.
+    threads: as in `NativeExecutor`."""
 
     dtype = torch.float32
 

@@ -42,7 +42,7 @@ from slipstream.host.machine import give_back_freed
 
 
 def narrowest(tensors: Iterable[Tensor]) -> str:
-    """The narrowest format that represents all of these tensors exactly."""
+    """Return the narrowest format that represents all of these tensors exactly."""
     left = [torch.float16, torch.bfloat16]
     for tensor in tensors:
         left = [dtype for dtype in left if torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)]
@@ -50,14 +50,15 @@ def narrowest(tensors: Iterable[Tensor]) -> str:
 
 
 def format_of(stored: torch.dtype) -> str:
-    """The format that represents this dtype exactly: float32 for float16 if the processor cannot convert float16."""
+    """Return the format that represents this dtype exactly. It is float32 for float16 if the processor cannot convert
+    float16."""
     if stored == torch.bfloat16:
         return "bfloat16"
     return "float16" if stored == torch.float16 and processor.converts_half() else "float32"
 
 
 def choose_format(quantised: WeightFormat) -> str:
-    """The format that this processor multiplies by in its place."""
+    """Return the format in which this processor multiplies by weights of format `quantised`."""
     return quantised.name if processor.has_byte_dots() else quantised.without or quantised.name
 
 
@@ -81,7 +82,7 @@ class Layout:
     _zeros: np.ndarray | None = None
 
     def room(self, nbytes: int, value: int = 0) -> np.ndarray:
-        """uint8 [nbytes] of this value."""
+        """Allocate uint8 [nbytes], filled with this value."""
         array = allocate_aligned(nbytes, value)
         self.arrays.append(array)
         self.nbytes += array.nbytes
@@ -94,7 +95,7 @@ class Layout:
         return int(copy.ctypes.data)
 
     def vector(self, values: Tensor | None) -> int:
-        """Address of float32 values; 0 for None."""
+        """Copy a vector as float32 and return its address; 0 for None."""
         return 0 if values is None else self.keep(values.float().numpy())
 
     def _no_bias(self, outs: int) -> int:
@@ -105,12 +106,12 @@ class Layout:
         return int(self._zeros.ctypes.data)
 
     def matrix(self, weight: Tensor, fmt: str, bias: Tensor | None = None) -> np.ndarray:
-        """A MATRIX record of weight [out, in] and bias [out]."""
+        """Pack weight [out, in] and bias [out] as a MATRIX record."""
         return self._stack([weight], fmt, bias, tuple(weight.shape))
 
     def _stack(self, parts: Iterable[Tensor], fmt: str, bias: Tensor | None, shape: tuple[int, ...]) -> np.ndarray:
-        """A MATRIX record of weights [out, in], one below the other, `shape` in all. Each is rounded and packed before
-        the next one is read."""
+        """Pack parts [out, in], stacked by rows to `shape`, as a MATRIX record. Each part is rounded and packed before
+        the next part is read."""
         kind, (outs, width) = named(fmt), shape
         if kind.span:
             return self.blocks((quantise_blocks(part, kind.bits) for part in parts), kind, bias, outs, width)
@@ -134,8 +135,8 @@ class Layout:
         return self._record(kind, whole, bias, padded, width, columns, self.keep(scale) if kind.integer else 0)
 
     def blocks(self, parts: Iterable[Blocks], kind: Format, bias: Tensor | None, outs: int, columns: int) -> np.ndarray:
-        """A MATRIX record of weights in blocks, one below the other: the same weights, see `block_tiles`. Each is
-        packed before the next one is read."""
+        """Pack parts stored in blocks, stacked by rows, as a MATRIX record without rounding again; see `block_tiles`.
+        Each part is packed before the next part is read."""
         padded = -(-outs // ALIGN) * ALIGN
         whole = self.room(padded // PANEL * (columns // kind.span) * kind.span_bytes)
         panels = whole.reshape(padded // PANEL, columns // kind.span, kind.span_bytes)
@@ -148,8 +149,8 @@ class Layout:
     def _record(
         self, kind: Format, whole: np.ndarray, bias: Tensor | None, outs: int, width: int, columns: int, scales: int = 0
     ) -> np.ndarray:
-        """A MATRIX record of weights in panels, in memory of this layout. outs: padded. columns: `width`, padded;
-        scales: an address."""
+        """Make a MATRIX record of weights in panels (`whole`, in memory of this layout). outs and columns are padded;
+        width is not. scales: an address."""
         record = np.zeros((), MATRIX)
         record["tile"], record["format"] = matrix_tile_address(kind), FORMATS.index(kind)
         record["weights"], record["scales"] = whole.ctypes.data, scales
@@ -163,18 +164,21 @@ class Layout:
         return record[()]
 
     def join(self, weights: Mapping[str, Tensor], names: Seq[str], fmt: str) -> np.ndarray:
-        """A MATRIX record of linear layers with the same input, stacked by rows, with their biases if they have any."""
+        """Pack linear layers with the same input, stacked by rows, as a MATRIX record, with their biases if they have
+        any."""
         shapes, parts = zip(*(_read(weights, f"{n}.weight") for n in names), strict=True)
         shape = sum(outs for outs, _ in shapes), shapes[0][1]
         return self._stack(chain.from_iterable(parts), fmt, _join_bias(weights, names), shape)
 
     def join_linear(self, weights: Weights, names: Seq[str], fmt: str, as_stored: bool) -> np.ndarray:
-        """Join them in their blocks if they are stored so and `as_stored` is true, else in the format `fmt`."""
+        """Join linear layers in their blocks if they are stored in blocks and `as_stored` is true, else in the format
+        `fmt`."""
         blocks = self.join_blocks(weights, names) if as_stored else None
         return self.join(weights, names, fmt) if blocks is None else blocks
 
     def join_blocks(self, weights: Weights, names: Seq[str]) -> np.ndarray | None:
-        """The same for weights in blocks, as they are stored; None if they are stored otherwise."""
+        """Join linear layers that are stored in blocks, without conversion. Returns None if they are stored
+        otherwise."""
         whole, kind = [f"{n}.weight" for n in names], format_stored(weights, names)
         if kind is None:
             return None
@@ -184,7 +188,7 @@ class Layout:
         return self.blocks(parts, named(kind.name), _join_bias(weights, names), outs, columns)  # type: ignore[arg-type]
 
     def split(self, matrix: np.ndarray, count: int) -> int:
-        """Address of MATRIX [count]: equal parts of a matrix, one below the other."""
+        """Split the outputs of a matrix into `count` equal parts. Returns the address of MATRIX [count]."""
         parts, outs = np.full(count, matrix, MATRIX), int(matrix["outs"]) // count
         each = outs * np.arange(count)
         parts["outs"], parts["weights"] = outs, parts["weights"] + each * int(matrix["out_bytes"])
@@ -194,16 +198,16 @@ class Layout:
         return int(parts.ctypes.data)
 
     def find_vector(self, weights: Mapping[str, Tensor], name: str) -> int:
-        """Address of a vector; 0 if there is none with this name."""
+        """Copy a vector and return its address; 0 if no tensor has this name."""
         return self.vector(weights[name]) if name in weights else 0
 
     def embedding(self, weights: Mapping[str, Tensor], name: str) -> np.ndarray:
-        """An EMBEDDING record of a weight [V, d], stored by rows in the narrowest exact format."""
+        """Store a weight [V, d] by rows in the narrowest exact format, as an EMBEDDING record."""
         shape, parts = _read(weights, name)
         kind, record, at = named(narrowest(parts)), np.zeros((), EMBEDDING), 0
         before = self.nbytes
         whole = self.room(math.prod(shape) * kind.bytes)
-        self.nbytes = before  # a pass reads only single rows
+        self.nbytes = before  # embeddings do not count, because a pass reads only a few rows
         for part in _read(weights, name)[1]:
             each = np.ascontiguousarray(_bits(part, kind.name)).reshape(-1).view(np.uint8)
             whole[at : at + each.nbytes] = each
@@ -214,13 +218,14 @@ class Layout:
 
 
 def format_stored(weights: Weights, names: Seq[str]) -> WeightFormat | None:
-    """The narrowest format that holds all of these linear layers as they are stored; None if that is not in blocks."""
+    """Return the narrowest block format that represents all of these linear layers exactly; None if they are not stored
+    in blocks."""
     first = [blocks for n in names if (blocks := weights.blocks(f"{n}.weight", slice(0, 1))) is not None]
     return format_holding(first) if len(first) == len(names) else None
 
 
 def _read(weights: Mapping[str, Tensor], name: str) -> tuple[tuple[int, ...], Iterator[Tensor]]:
-    """Shape and rows of a matrix, of a checkpoint some at a time, as they are stored."""
+    """Return the shape of a matrix and its rows as they are stored. Rows of a checkpoint are read a few at a time."""
     if isinstance(weights, Weights):
         return weights.shapes[name], (weights.part(name, rows, True) for rows in weights.slices(name))
     return tuple(weights[name].shape), iter([weights[name]])
@@ -230,7 +235,8 @@ Part = TypeVar("Part", Tensor, Blocks)
 
 
 def _in_panels(parts: Iterable[Part], join: Callable[[list[Part]], Part]) -> Iterator[tuple[int, Part]]:
-    """The rows of all parts, one after another, in pieces of whole panels but for the last one: (first row, piece)."""
+    """Yield the rows of all parts in order, as (first row, piece). Every piece except the last one consists of whole
+    panels."""
     left: Part | None = None
     at = 0
     for each in parts:
@@ -244,17 +250,17 @@ def _in_panels(parts: Iterable[Part], join: Callable[[list[Part]], Part]) -> Ite
 
 
 def _panels(weight: Blocks, kind: Format) -> np.ndarray:
-    """Weights in the form of a format as bytes [panels, spans, bytes of a span], see `block_tiles`."""
+    """Convert weights to the bytes of a format, [panels, spans, bytes of a span]; see `block_tiles`."""
     outs, columns = weight.shape
     spans, padded = columns // kind.span, -(-outs // PANEL) * PANEL
 
     def panels(values: np.ndarray, parts: int, step: int = 1) -> np.ndarray:
-        """[outs, n] -> [panels, parts, n / parts / step, PANEL, step]."""
+        """Reorder [outs, n] to [panels, parts, n / parts / step, PANEL, step]."""
         each = np.pad(values, ((0, padded - outs), (0, 0))).reshape(padded // PANEL, PANEL, parts, -1, step)
         return each.transpose(0, 2, 3, 1, 4)
 
     def flat(values: np.ndarray, parts: int) -> np.ndarray:
-        """-> bytes [panels, parts, bytes of a part]."""
+        """Return values as bytes [panels, parts, bytes of a part]."""
         return np.ascontiguousarray(values).view(np.uint8).reshape(padded // PANEL, parts, -1)
 
     added = np.uint8(0 if kind.table else kind.added)
@@ -276,7 +282,7 @@ def _panels(weight: Blocks, kind: Format) -> np.ndarray:
 
 
 def _join_bias(weights: Mapping[str, Tensor], names: Seq[str]) -> Tensor | None:
-    """The biases of linear layers, one after another; None if they have none."""
+    """Concatenate the biases of linear layers; None if the layers have no biases."""
     each = [weights[f"{n}.bias"].float() for n in names if f"{n}.bias" in weights]
     return torch.cat(each) if each else None
 
@@ -291,7 +297,7 @@ class SharedTables:
 
 
 def tie(matrix: np.ndarray, count: int) -> np.ndarray:
-    """An EMBEDDING record that reads the first `count` outputs of a matrix: tied embeddings."""
+    """Make an EMBEDDING record that reads the first `count` outputs of a matrix, for tied embeddings."""
     record = np.zeros((), EMBEDDING)
     record["values"], record["format"], record["width"] = matrix["weights"], matrix["format"], matrix["width"]
     record["panelled"], record["count"] = 1, count
@@ -306,7 +312,7 @@ def tie(matrix: np.ndarray, count: int) -> np.ndarray:
 ACTIVATIONS = {
     "silu": SILU, "gelu": GELU, "gelu_tanh": GELU_TANH, "relu": RELU, "relu2": RELU_SQUARED, "swiglu": SWIGLU,
 }  # fmt: skip
-"""Their numbers in the kernels."""
+"""The kernels' number of each activation function."""
 
 
 def describe_layer(record: np.ndarray, config: DecoderConfig, number: int, layout: Layout) -> None:
@@ -334,7 +340,7 @@ def describe_layer(record: np.ndarray, config: DecoderConfig, number: int, layou
 def recurrent_layer(
     part: Recurrence, config: DecoderConfig, number: int, weights: Mapping[str, Tensor], layout: Layout
 ) -> np.ndarray:
-    """A RECURRENT record with its weights, except for the products."""
+    """Make a RECURRENT record with the layer's weights, except for its linear layers."""
     record, at = np.zeros((), RECURRENT), f"layers.{number}.recurrent"
     record["kind"] = {CONVOLUTION: records.CONVOLUTION, DELTA: records.DELTA, STATE_SPACE: records.STATE_SPACE}[
         part.kind
@@ -363,7 +369,7 @@ def recurrent_layer(
 
 
 def describe_model(record: np.ndarray, config: DecoderConfig) -> None:
-    """Fill a MODEL record with what all layers of a decoder share, without its weights."""
+    """Fill a MODEL record with the settings that all layers of a decoder share, without its weights."""
     record["width"], record["vocab"] = config.hidden_size, config.vocab_size
     record["layer_norm"], record["activation"] = config.norm == "layer", ACTIVATIONS[config.activation]
     record["gated"], record["eps"], record["limit"] = config.gated, config.norm_eps, config.limit
@@ -379,7 +385,7 @@ def describe_model(record: np.ndarray, config: DecoderConfig) -> None:
 
 
 def choose_formats(weights: Weights, quantised: WeightFormat | None, dtype: torch.dtype) -> tuple[str, str]:
-    """Choose the format of linear layers, and the one for those that stay floating-point numbers."""
+    """Choose the format of linear layers, and the format of the few linear layers that are never quantised."""
     linear = [n for n, shape in weights.shapes.items() if len(shape) == 2 and "embed" not in n]
     linear += [weights.head] if weights.head in weights else []
     kinds = {weights.find_dtype(name) for name in linear if weights.blocks(name, slice(0, 1)) is None}
@@ -396,8 +402,8 @@ def decoder_weights(
     layout: Layout,
     tables: SharedTables | None = None,
 ) -> np.ndarray:
-    """MODEL [1]; reads every tensor once. Without quantisation, float32 runs read matrices in their stored format.
-    tables: embedding and output head of a model that has none of its own."""
+    """Pack a decoder as MODEL [1]; reads every tensor once. Without quantisation, matrices keep their stored format if
+    `dtype` is float32. tables: embedding and output head for a model without its own."""
     fmt, floats = choose_formats(weights, quantised, dtype)
 
     vector = partial(layout.find_vector, weights)
@@ -413,7 +419,7 @@ def decoder_weights(
         return matrix
 
     def join_first(layer: np.ndarray, names: Seq[str]) -> None:
-        """The first product, in up to three parts, so that each keeps the format in which it is stored."""
+        """Join the first product of a layer in up to three parts, so that each part keeps its stored format."""
         parts = [list(part) for _, part in groupby(names, lambda name: as_stored and format_stored(weights, [name]))]
         parts[1:-1] = [list(chain(*parts[1:-1]))] if len(parts) > 3 else parts[1:-1]
         at = 0
@@ -520,7 +526,7 @@ def decoder_weights(
             layout.embedding(weights, "side_embed_tokens.weight") if blocks is None
             else tie(blocks, config.side_vocab)
         )  # fmt: skip
-    for layer in (layer for layer in layers if layer["experts"]):  # one packed input serves all of them
+    for layer in (layer for layer in layers if layer["experts"]):  # all experts read the same packed input
         pairs = experts[layer["first_expert"] :][: layer["experts"]]
         assert len({tuple(m[key] for m in pair for key in ("format", "outs", "columns")) for pair in pairs}) == 1
     table = np.zeros((len(experts), 2), MATRIX)

@@ -26,12 +26,13 @@ _KINDS = {"maximum": MAXIMUM, "uniforms": UNIFORMS, "noise": NOISE}
 
 
 class NativeBlocks:
-    """A `BlockStore`: for each layer keys [blocks, Hk, D, BLOCK] and values [blocks, Hk, BLOCK, D], float32 or float16.
-    The kernels read all slots of a key dimension at once, and all D of a value slot. The arrays grow one layer after
-    another. Recurrent layers, and layers that read the keys and values of an earlier one, have no arrays.
+    """A `BlockStore`. Each layer has keys [blocks, Hk, D, BLOCK] and values [blocks, Hk, BLOCK, D] in float32 or
+    float16. The kernels read all slots of a key dimension at once, and all D of a value slot. The arrays grow one layer
+    after another. Recurrent layers have no arrays, and neither have layers that read the keys and values of an earlier
+    layer.
 
-    In q8_0 the arrays are [blocks, Hk] of records: int8 "values" of these shapes, and "scales" in float16, of which
-    each belongs to 32 neighbours in D, or to the last fewer ones.
+    In q8_0 the arrays are records [blocks, Hk] with int8 "values" of the shapes above and float16 "scales". A scale
+    belongs to 32 neighbours in D; the last scale may have fewer.
 
     block_bytes  bytes of one block in all layers.
     """
@@ -87,8 +88,8 @@ class NativeBlocks:
                 part[to_block, to_slot] = part[from_block, from_slot]
 
     def read(self, places: Seq[int]) -> Tensor:
-        """Return a copy of these places, float32 [layers with keys of their own, 2, Hk, places, D], filled up with
-        zeros where layers have fewer or smaller heads than others."""
+        """Return a copy of these places as float32 [layers with own keys, 2, Hk, places, D]. Layers with fewer or
+        smaller heads than the largest layer are padded with zeros."""
         block, slot = np.divmod(np.asarray(places, np.int64), BLOCK)
         keys, values = (
             [_as_floats([part[block, slot] for part in _by_slot(data, axis)]) for data in arrays]
@@ -101,7 +102,7 @@ class NativeBlocks:
 
 
 def _block_dtype(fmt: Format, size: int, keys: bool) -> np.dtype:
-    """The keys, or values, of one head in a block."""
+    """The dtype of one head's keys, or values, in a block."""
     shape, scales = (size, BLOCK), (-(-size // fmt.span) if fmt.span else 0, BLOCK)
     if not keys:
         shape, scales = shape[::-1], scales[::-1]
@@ -111,14 +112,15 @@ def _block_dtype(fmt: Format, size: int, keys: bool) -> np.dtype:
 
 
 def _by_slot(data: np.ndarray, axis: int) -> list[np.ndarray]:
-    """Views [blocks, BLOCK, Hk, ...] of a layer's keys or values, whose slots are at `axis`, and of their scales, if
-    they have some."""
+    """Return views [blocks, BLOCK, Hk, ...] of a layer's keys or values, and of their scales if the format has scales.
+    axis: the axis of slots in `data`."""
     parts = [data] if data.dtype.names is None else [data[name] for name in data.dtype.names]
     return [np.moveaxis(part, axis, 1) for part in parts]
 
 
 def _as_floats(parts: list[np.ndarray]) -> np.ndarray:
-    """float32 [places, Hk, D] of numbers of these places, and their scales if they have some."""
+    """Return float32 [places, Hk, D]: the numbers parts[0], multiplied by the scales parts[1] if the format has
+    scales."""
     numbers = parts[0].astype(np.float32)
     if len(parts) == 1:
         return numbers
@@ -127,8 +129,9 @@ def _as_floats(parts: list[np.ndarray]) -> np.ndarray:
 
 
 class RotaryTables:
-    """Tables of a decoder: cos and sin of each rotary embedding, float32 [positions, 2, n / 2], and the factors of
-    queries that grow, float32 [positions]. They are computed in float64, up to the highest position needed so far."""
+    """Tables of a decoder: cos and sin of each rotary embedding, float32 [positions, 2, n / 2], and factors of queries
+    that grow with the position, float32 [positions]. Tables are computed in float64, up to the highest position needed
+    so far."""
 
     def __init__(self, config: DecoderConfig):
         ropes = [config.rope(number) for number in range(len(config.rotaries))]
@@ -137,7 +140,7 @@ class RotaryTables:
         self.addresses = np.zeros(0, np.int64)
 
     def up_to(self, position: int) -> tuple[np.ndarray, list[np.ndarray]]:
-        """(int64 addresses of the tables, the tables)."""
+        """Extend the tables up to a position. Returns (int64 addresses of the tables, the tables)."""
         if position >= self._count and (self._ropes or self._growth):
             count = max(position + 1, 2 * self._count, 256)
             self._tables = [_turns(count, *rope) for rope in self._ropes]
@@ -158,13 +161,13 @@ _NOTHING_HIDDEN = np.zeros(1, np.bool_)
 
 
 def address(values: np.ndarray) -> int:
-    """Address of an array's memory; `values.ctypes.data` takes several times as long."""
+    """Return the address of an array's memory. `values.ctypes.data` takes several times as long."""
     return int(values.__array_interface__["data"][0])
 
 
 class PackedRows:
-    """The rows of a pass and the arrays that they refer to. `record` is ROWS [2]: the rows themselves, and room for one
-    further row of each of B sequences.
+    """The rows of a pass and the arrays that they refer to. `record` is ROWS [2]: the rows of the pass, and room for
+    one further row of each of B sequences.
 
     at      one ROW per row, as tuples.
     hidden  bool [R, n], or None if each row sees all rows before it.
@@ -217,7 +220,7 @@ class NativePaged(PagedCache[NativeBlocks]):
         self._record = np.zeros(1, CACHE)
 
     def _rows(self, batch: Batch, extra: int = 0) -> PackedRows:
-        """Positions and slots of the packed rows. Reserves their slots and `extra` further slots of each sequence."""
+        """Reserve the slots of a batch and `extra` further slots of each sequence. Returns the packed rows."""
         splits, positions = batch.splits, batch.positions
         at: list[tuple[int, ...]] = []  # sequence, slot, position, length, past
         hidden: np.ndarray | None = None
@@ -255,7 +258,7 @@ class NativePaged(PagedCache[NativeBlocks]):
             super().release(seq_id)
 
     def _caches(self, batch: Batch, extra: int = 0) -> np.ndarray:
-        """CACHE [1] for the sequences of a batch, which decodes `extra` further tokens of each."""
+        """Return CACHE [1] for the sequences of a batch, of which `extra` further tokens each are decoded."""
         pool, blocks = self._pool, self._blocks
         layers = blocks.addresses()
         key = (pool.version, *batch.seq_ids)
@@ -264,7 +267,7 @@ class NativePaged(PagedCache[NativeBlocks]):
             tables = np.zeros((len(owned), max(map(len, owned))), np.int64)
             for row, entries in zip(tables, owned, strict=True):
                 row[: len(entries)] = entries
-            self._tables = (), tables  # no key while the record changes: an interrupt may leave it half written
+            self._tables = (), tables  # marked as invalid, as an interrupt may leave them half written
             record = self._record[0]
             record["layers"], record["slots"] = address(layers), BLOCK
             record["tables"], record["stride"] = address(tables), tables.shape[1]
@@ -296,7 +299,7 @@ class NativePaged(PagedCache[NativeBlocks]):
 
 
 def make_picks(sampling: StepSampling, steps: int, count: int, vocab: int) -> Picks:
-    """How the kernels pick tokens in K steps of B sequences, among `vocab` ids."""
+    """Describe how the kernels pick tokens in K steps of B sequences, among `vocab` ids."""
     inv_temperature, uniforms, noise = np.ones(count), np.empty((0, 0)), np.empty((0, 0, 0))
     if sampling.inv_temperature is not None:
         inv_temperature = sampling.inv_temperature.double().numpy()
@@ -312,7 +315,7 @@ def make_picks(sampling: StepSampling, steps: int, count: int, vocab: int) -> Pi
 
 
 def cut_steps(picks: Picks, drawn: Tensor, logits: Tensor, probs: Tensor | None) -> DecodedSteps:
-    """Make the result of a call that picked tokens [K, B] by `picks`, and may have ended before K."""
+    """Make the result of a call that picked tokens [K, B] by `picks` and may have ended before K steps."""
     if not len(picks.rates):
         return DecodedSteps(drawn, logits, probs)
     ran = int((picks.confidence[:, 0] >= 0).sum())
@@ -321,7 +324,7 @@ def cut_steps(picks: Picks, drawn: Tensor, logits: Tensor, probs: Tensor | None)
 
 
 def check_finite(status: int) -> None:
-    """Raise TargetError if the hidden states that tokens are drawn from are not finite."""
+    """Raise TargetError if logits were computed from hidden states that are not finite."""
     if status != FINE:
         raise make_not_finite()
 

@@ -1,4 +1,5 @@
-"""The states of recurrent layers (see `kernels.recurrent`): one of each sequence, and snapshots for later texts."""
+"""The states of recurrent layers (see `kernels.recurrent`): the states of each sequence, and snapshots for later
+requests with the same prefix."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ from slipstream.kv.blocks import BLOCK
 from slipstream.templates.sizes import size
 
 FEW = 16
-"""Rows of a text up to which a pass commits none of them: the next pass does, which knows what became of them. Of more
-rows, those of a prompt, nobody would keep the inputs."""
+"""A pass over at most this many rows of a sequence commits none of them; the next pass commits the accepted rows. A
+pass over more rows reads a prompt and commits its rows at once, because keeping their inputs would need much memory."""
 
 FIRST_RING = 32
-"""Tokens of which a ring keeps the inputs, at first."""
+"""Initial number of tokens whose inputs a ring keeps."""
 
 MOST_TAKEN = 8
 """Most snapshots of one prompt."""
@@ -38,11 +39,12 @@ class Snapshot:
 class Held:
     """Holds the states of one sequence.
 
-    committed  int64 [1]: how many tokens `cells` holds; the kernels change it.
-    end        tokens whose inputs were computed.
-    origin     what it began with, to which it can go back.
-    taken      snapshots of its prompt, which nobody has asked to keep yet.
-    parted     tokens after which a snapshot is worth taking, because an earlier text goes on otherwise; 0: no such.
+    committed  int64 [1]: number of tokens in the state `cells`; the kernels change it.
+    end        number of tokens whose inputs were computed.
+    origin     snapshot with which the sequence began, and to which it can return.
+    taken      snapshots of its prompt that are not in the prefix cache yet.
+    parted     number of tokens after which a snapshot is worth taking, because an earlier request continued differently
+               from there on; 0: none.
     """
 
     cells: np.ndarray
@@ -57,10 +59,11 @@ class Held:
 class NativeStates:
     """The states of all sequences of one model.
 
-    layers  its recurrent layers; the convolutions of all have as many taps.
-    lag     how many of the last tokens of a text are never committed: a draft model takes back what was rejected.
-    room    most bytes of all states and snapshots; None: no bound. Snapshots make way for states.
-    beside  bytes of the KV cache that snapshots lie beside: they take no more than it does; None: no bound.
+    layers  the model's recurrent layers; all convolutions have the same number of taps.
+    lag     how many of the last tokens of a sequence are never committed, so that a draft model can roll back rejected
+            tokens.
+    room    most bytes of all states and snapshots; None: no bound. Snapshots are dropped to make room for states.
+    beside  bytes of the KV cache, which are also the most bytes of snapshots; None: no bound.
     """
 
     def __init__(self, layers: Seq[Recurrence], lag: int = 0, room: int | None = None, beside: int | None = None):
@@ -71,11 +74,11 @@ class NativeStates:
         if beside is not None:
             self.most = max(1, min(SNAPSHOTS, beside // self.snapshot_bytes))
         self._held: dict[int, Held] = {}
-        self._kept: dict[bytes, Snapshot] = {}  # used longest ago first
+        self._kept: dict[bytes, Snapshot] = {}  # least recently used first
 
     @property
     def bytes_each(self) -> int:
-        """Bytes of a sequence."""
+        """Bytes of the states of one sequence."""
         return 4 * (self.cells + self.ring * sum(self.kept))
 
     @property
@@ -83,14 +86,15 @@ class NativeStates:
         return 4 * (self.cells + (self.taps - 1) * sum(self.kept))
 
     def missing(self, seq_ids: Iterable[int]) -> int:
-        """How many of these sequences would have no room for their states, beside all that have some."""
+        """Count the sequences among `seq_ids` for whose states there is no room beside the existing states."""
         if self.room is None:
             return 0
         return max(0, len(self._held.keys() | set(seq_ids)) - self.room // self.bytes_each)
 
     def prepare(self, passes: Seq[tuple[int, int, int, int]], extra: int = 0) -> np.ndarray:
-        """Reserve the states of sequences for a pass: (id, tokens before the pass, its rows, how many of them are the
-        text; the others are a draft) of each, and `extra` further rows. Returns STATE [B]."""
+        """Reserve the states of sequences for a pass and `extra` further rows of each. passes has for each sequence
+        (id, number of tokens before the pass, number of rows, number of rows that are not draft tokens). Returns STATE
+        [B]."""
         helds = [self._held.get(seq_id) or self._begin(seq_id) for seq_id, *_ in passes]
         plans, first = [], 0
         for held, (seq_id, past, count, certain) in zip(helds, passes, strict=True):
@@ -115,8 +119,8 @@ class NativeStates:
         return records
 
     def fork(self, parent_id: int, child_id: int, length: int) -> None:
-        """Begin a sequence with the states of the first `length` tokens of another. Raises TargetError if the parent's
-        states hold more."""
+        """Begin a sequence with the states of the first `length` tokens of another sequence. Raises TargetError if the
+        parent's states contain more tokens."""
         parent = self._held.get(parent_id)
         if parent is None or not parent.committed[0] <= length <= parent.end:
             raise TargetError(
@@ -162,7 +166,8 @@ class NativeStates:
         return self.bytes_each * len(self._held) + self.snapshot_bytes * len(alive)
 
     def _has_room(self, nbytes: int) -> bool:
-        """Drop snapshots, those used longest ago first, until so many further bytes fit. Returns whether they do."""
+        """Drop snapshots, least recently used first, until `nbytes` further bytes fit. Returns whether the bytes
+        fit."""
         while self.room is not None and self.nbytes + nbytes > self.room:
             if not self._kept:
                 return False
@@ -170,7 +175,7 @@ class NativeStates:
         return True
 
     def _make_room(self, nbytes: int, whom: str) -> None:
-        """Make room for states. Raises TargetError if they do not fit."""
+        """Make room for states by dropping snapshots. Raises TargetError if the states do not fit."""
         for held in self._held.values() if not self._has_room(nbytes) else ():
             held.taken.clear()
         if not self._has_room(nbytes):
@@ -188,22 +193,23 @@ class NativeStates:
         return self._held[seq_id]
 
     def _take(self, held: Held, past: int, end: int) -> list[Snapshot]:
-        """Prepare the snapshots of a pass that commits tokens past..end-1: where an earlier text parts, and after the
-        last block before its last token, which a text with the same tokens reads again."""
+        """Prepare the snapshots of a pass that commits tokens past..end-1. There is one where an earlier request
+        continued differently, and one after the last full block before the last token: a request with the same tokens
+        computes at least its last token again."""
         new: list[Snapshot] = []
         for at in sorted({held.parted, (end - 1) // BLOCK * BLOCK}):
             if past < at <= end and self._has_room(self.snapshot_bytes):
                 tails = np.zeros((self.taps - 1) * sum(self.kept), np.float32)
                 held.taken[at] = Snapshot(at, np.empty_like(held.cells), tails)
                 new.append(held.taken[at])
-        if len(held.taken) > MOST_TAKEN:  # every second one goes
+        if len(held.taken) > MOST_TAKEN:  # drop every second snapshot
             for length in sorted(held.taken)[::2]:
                 if held.taken[length] not in new and length != held.parted:
                     del held.taken[length]
         return new
 
     def _go_back(self, seq_id: int, held: Held, past: int) -> None:
-        """Return to the beginning of a sequence: a pass over its prompt is run again."""
+        """Reset a sequence to its beginning, because a pass over its prompt is run again."""
         if past == 0:
             held.cells[:], held.committed[0], held.end = 0, 0, 0
         elif held.origin is not None and held.origin.length == past:

@@ -1,7 +1,7 @@
 """The worker threads of the kernels, and how many of them a call gets.
 
-One pass at a time uses all threads. If other processes compete for the cores, passes run on one thread for a while,
-because a thread without a core only makes the others wait.
+Only one pass runs at a time, on all threads. If other processes compete for the cores, passes run on one thread for a
+while, because the other threads would wait for a thread that has no core.
 """
 
 import contextlib
@@ -26,22 +26,23 @@ IDLE_SPINS = 60_000
 passes, so workers are awake when the next pass begins."""
 
 SMALL_BYTES, FEW_ROWS = 4 << 20, 32
-"""With fewer bytes of weights, a pass over at most so many rows ends before other threads have begun (measured)."""
+"""A pass with fewer bytes of weights over at most FEW_ROWS rows runs on one thread: it ends before other threads would
+have started (measured)."""
 
 
 def available_threads() -> int:
-    """Number of threads that can run at once (see `host.machine`), at most as many as the kernels can have."""
+    """Number of threads that can run at once (see `host.machine`), at most MOST_THREADS."""
     return min(available_cores(), MOST_THREADS)
 
 
 class ContentionMonitor:
-    """Detects other processes that compete for the cores: the processor time of passes is then well below wall time
-    times threads. Spinning counts as processor time, so an undisturbed pass uses all of it.
+    """Detects other processes that compete for the cores. The processor time of passes is then well below wall time
+    times threads. Spinning counts as processor time, so an undisturbed pass uses the full wall time of all its threads.
 
     window     seconds of passes that are measured together; two consecutive windows decide, because one pass may be
                delayed by chance
-    min_share  share of the possible processor time; below it, there is contention
-    shortest, longest  seconds that passes then run on one thread: doubled each time that contention continues
+    min_share  smallest ratio of processor time to wall time times threads without contention
+    shortest, longest  seconds for which passes run on one thread after contention; doubled while contention continues
     """
 
     def __init__(self, window: float = 0.02, min_share: float = 0.75, shortest: float = 0.25, longest: float = 4.0):
@@ -54,7 +55,8 @@ class ContentionMonitor:
         return 1 if now < self._until else most
 
     def observe(self, wall: float, busy: float, threads: int, now: float) -> None:
-        """Record a pass on several threads: `wall` seconds, and `busy` seconds of processor time of the process."""
+        """Record a pass on several threads. wall: seconds of wall time. busy: seconds of processor time of the
+        process."""
         self._wall += wall
         self._busy += busy / threads
         if self._wall < self.window:
@@ -86,7 +88,7 @@ class WorkerPool:
         self._known: set[Any] = set()
 
     def _start(self) -> None:
-        serve(self.board, 0, 0)  # loads the code, which takes longer than a pass
+        serve(self.board, 0, 0)  # load the code now, which takes longer than a pass
         for number in range(1, self.size):
             self._gates.append(threading.Lock())
             self._gates[-1].acquire()
@@ -143,8 +145,8 @@ _calls = threading.RLock()
 
 
 def kernel_lock() -> threading.RLock:  # type: ignore[valid-type]
-    """The lock for calling a kernel or changing what kernels read. Only one Python thread at a time runs a pass: two
-    passes on the same cores would not be faster."""
+    """The lock for calling a kernel or changing the memory that kernels read. Only one Python thread at a time runs a
+    pass: two passes on the same cores would not be faster."""
     return _calls
 
 
@@ -159,7 +161,7 @@ def pool(size: int = 1) -> WorkerPool:
 
 
 def _after_fork() -> None:
-    """Reset pool and lock: a child process has none of its parent's threads, which may hold the lock."""
+    """Reset pool and lock in a child process. It has none of its parent's threads, one of which may hold the lock."""
     global _pool, _calls
     _pool, _calls = None, threading.RLock()
 
@@ -185,7 +187,8 @@ class Workspace:
 
     @property
     def experts_read(self) -> int:
-        """Experts that the last pass read, all layers together. The caller has held `kernel_lock()` since then."""
+        """Number of experts that the last pass read, summed over layers. The caller must have held `kernel_lock()`
+        since that pass."""
         return int(pool(self.most).board[0]["experts_read"])
 
     def run(self, kernel: Callable[..., Any], *args: object, rows: int) -> int:
@@ -199,8 +202,8 @@ class Workspace:
 
 
 def allocate_aligned(nbytes: int, value: int = 0) -> np.ndarray:
-    """uint8 [nbytes] of this value, aligned to 64 bytes. Each of the threads that run a pass writes one slice, so that
-    on NUMA machines the pages are spread over the nodes as they will be read."""
+    """Allocate uint8 [nbytes], aligned to 64 bytes and filled with this value. Every thread that runs passes fills one
+    slice, so that on NUMA machines pages are on the node whose threads will read them."""
     room = np.empty(nbytes + 64, np.uint8)
     start = -room.ctypes.data % 64
     memory = room[start : start + nbytes]

@@ -1,5 +1,6 @@
-"""`product`: few rows times a matrix as torch stores it (see `kernels.stored_products`), on torch's OpenMP threads. A
-module of transformers runs its other operations there; other threads would compete with them for the cores."""
+"""`product` multiplies a few rows by a matrix in torch's memory layout (see `kernels.stored_products`), on torch's
+OpenMP threads. The other operations of a model that transformers runs use these threads, too; a second set of threads
+would compete with them for the cores."""
 
 import ctypes
 import functools
@@ -12,15 +13,15 @@ import torch
 from torch import Tensor
 
 MIN_SHARED_BYTES = 1 << 18
-"""Smaller matrices, in bytes, are multiplied on one thread."""
+"""A matrix with fewer bytes is multiplied on one thread."""
 UNIT_TILES = 16
 """Most tiles of outputs in a unit of work."""
 
 
 @functools.cache
 def _team() -> Callable[..., Any] | None:
-    """`GOMP_parallel(function, argument, threads, flags)` of the OpenMP library that torch uses; None if Linux does not
-    tell which one that is."""
+    """`GOMP_parallel(function, argument, threads, flags)` of the OpenMP library that torch uses; None if that library
+    cannot be found in the process's memory map."""
     maps = Path("/proc/self/maps")
     lines = maps.read_text().splitlines() if maps.exists() else []
     loaded = sorted({line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line})
@@ -40,8 +41,8 @@ def available() -> bool:
 
 @functools.cache
 def _kernel() -> tuple[int, Callable[[int], None], Any, int]:
-    """(address of the kernel, the same for one thread, type of its argument, outputs of a tile); compiled if it is not
-    on disk yet."""
+    """Return (address of the kernel, function that runs the kernel on one thread, type of its argument, outputs of a
+    tile). The kernel is compiled if it is not on disk yet."""
     from slipstream.backends.native.kernels.compiled import compile_lock, ready
     from slipstream.backends.native.kernels.records import STORED_PRODUCT
     from slipstream.backends.native.kernels.stored_products import OUTS, stored_product
@@ -53,8 +54,9 @@ def _kernel() -> tuple[int, Callable[[int], None], Any, int]:
 
 
 def product(x: Tensor, rows: int, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiply the rows of x [.., in] by weight [out, in], and add bias [out]: [rows, out]. All are in float32 or all
-    in bfloat16, contiguous and on the CPU. Products are added up in float32, and rounded once."""
+    """Return rows of x [.., in] @ weight.T + bias as [rows, out], with weight [out, in] and bias [out]. The three
+    tensors are all in float32 or all in bfloat16, contiguous and on the CPU. Products are added in float32, and the sum
+    is rounded once."""
     half = weight.dtype is torch.bfloat16
     if half:
         x, bias = x.float(), None if bias is None else bias.float()

@@ -1,6 +1,6 @@
-"""Attention where a draft token overflows: its keys and values are not finite. PyTorch gives them the weight 0 for rows
-that do not see the token, but 0 times a value that is not finite is NaN, which would spoil these rows, too. So a pass
-with such a row is run again, each row alone over nothing but what it sees.
+"""Attention for a pass in which a draft token overflows, so that its keys and values are not finite. PyTorch gives
+these values the weight 0 in rows that do not see the token, but 0 times a value that is not finite is NaN, which would
+spoil these rows, too. So the pass is run again, and each row attends only to the slots that it sees.
 """
 
 from typing import Protocol
@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 FOLD_ROWS = 64
-"""With at most this many new tokens, query heads of a group become rows; with more, the mask is too large."""
+"""If a sequence has at most this many new tokens, the query heads that share a key/value head become rows of one
+attention call. With more tokens, the mask would be too large."""
 
 
 class Attend(Protocol):
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """q [1, H, n, D], keys [1, Hk, S, D], values [1, Hk, S, Dv], additive mask [n, S] or [1, H, n, S] or None ->
-        [1, H, n, Dv]"""
+        """Attention: q [1, H, n, D], keys [1, Hk, S, D], values [1, Hk, S, Dv], additive mask [n, S] or [1, H, n, S] or
+        None -> [1, H, n, Dv]"""
         ...
 
 
@@ -29,11 +30,11 @@ def may_spoil(hidden: Tensor | None, sequences: int) -> bool:
 
 
 def rows_apart(attend: Attend, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, n: int) -> Tensor:
-    """`attend`, one row after another.
+    """Call `attend` for one row after another.
 
     q     [1, H, f n, D]: n rows, or f heads with n rows each.
-    mask  [f n, S] or [1, H, f n, S], additive: minus infinity where a row does not see, the same for all heads. None:
-          every row sees everything.
+    mask  [f n, S] or [1, H, f n, S], additive: minus infinity at slots that a row does not see, the same for all heads.
+          None: every row sees all slots.
     """
     rows = q.unflatten(2, (-1, n))  # [1, H, f, n, D]
     masks = None if mask is None else mask.unflatten(-2, (-1, n))  # [..., f, n, S]

@@ -1,4 +1,5 @@
-"""The reference executor: PyTorch on packed tokens, KV in blocks. CPU and CUDA, float64 to bfloat16.
+"""The reference executor runs PyTorch on packed tokens, with a KV cache in blocks, on CPU and CUDA, in float64 to
+bfloat16.
 
 The M tokens of all sequences go through the linear layers together. Attention runs per sequence, because the cached
 lengths differ. D = head_dim, H query heads, Hk key/value heads, G = H / Hk, S = visible slots.
@@ -31,7 +32,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
 }
 _ROWS = 8
-"""Rows that the packed layout is tuned for: one pending token and seven draft tokens."""
+"""Number of rows for which oneDNN packs weights: one pending token and seven draft tokens."""
 
 
 class TorchExecutor(TorchPaged[TorchBlocks]):
@@ -130,7 +131,7 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
     def _forward(
         self, batch: Batch, taps: Seq[int], layers: Slice, hidden: Tensor | None, apart: bool = False
     ) -> Output:
-        """apart: whether each row attends on its own (see `rows_apart`)."""
+        """Run the pass. apart: whether attention is computed separately for each row (see `rows_apart`)."""
         first, last = layers or (0, self.config.layers)
         places = [place for slots in self._reserve(batch) for place in slots]
         positions, written = torch.tensor([[*batch.positions], places], device=self.device)  # [M] each
@@ -178,8 +179,8 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
         return cos.to(self.dtype).unsqueeze(1), sin.to(self.dtype).unsqueeze(1)
 
     def _row(self, batch: Batch, b: int, positions: Tensor, scattered: list[int]) -> _Row:
-        """Rows of sequence `b` in the batch, its place in the cache, and its masks. Blocks that are not consecutive are
-        added to `scattered`."""
+        """Describe sequence `b` of the batch: its rows, its place in the cache, and its masks. Adds its blocks to
+        `scattered` if they are not consecutive."""
         start, stop = batch.splits[b], batch.splits[b + 1]
         total, in_place, first = self._place(batch, b, scattered)
         fold = self.config.heads // self.config.kv_heads if stop - start <= FOLD_ROWS else 1
@@ -200,8 +201,8 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
         scattered: Tensor | None,
         apart: bool,
     ) -> Tensor:
-        """Attention of layer `i` for x [M, d], [M, H * D]. Writes the new keys and values to places `written` [M].
-        scattered: the blocks that have to be gathered, one after another."""
+        """Compute attention of layer `i`: x [M, d] -> [M, H * D]. Writes the new keys and values to places `written`
+        [M]. scattered: ids of the blocks that have to be gathered first."""
         c = self.config
         heads, kv_heads = c.heads, c.kv_heads
         qkv = layer.qkv(x).view(len(x), heads + 2 * kv_heads, c.head_dim)  # [M, H + 2 Hk, D]
@@ -249,9 +250,10 @@ class _Row:
 def _mask(
     past: int, positions: Tensor, tree: Tensor | None, window: int | None, fold: int, dtype: torch.dtype
 ) -> tuple[Tensor | None, int]:
-    """Visibility of n new tokens: an additive mask [fold * n, S] over slots first:past + n, and `first`.
+    """Return an additive mask [fold * n, S] of n new tokens over slots first:past + n, and `first`. The mask is None if
+    every row sees all slots up to its own.
 
-    The window counts *positions*: in a draft tree, slots are further apart than positions.
+    The window counts *positions*, because the nodes of a draft tree have more slots than positions.
     """
     n = len(positions)
     if tree is None:
@@ -307,7 +309,7 @@ class _MLP:
 
 
 class _Mixture:
-    """A router picks `per_token` experts for each token. Only experts picked by at least one token run."""
+    """A mixture of experts: the router picks `per_token` experts for each token. Only picked experts run."""
 
     def __init__(self, config: DecoderConfig, router: Linear, experts: list[_MLP]):
         assert config.experts is not None
@@ -330,15 +332,15 @@ class _Mixture:
 
 
 class Linear:
-    """The fastest layer y = x W^T + b for `weight` [out, in] and `bias` [out] on `device`, packed once at load. The
-    caller frees the unpacked weights.
+    """The fastest available layer y = x W^T + b for `weight` [out, in] and `bias` [out] on `device`, packed once at
+    load. The caller frees the unpacked weights.
 
     Decoding is memory-bound: it takes as long as reading W. A good kernel reads W once for M = 1 and for M = 8, which
-    makes verifying a draft cheap. On a CPU `F.linear` does not: 8 rows cost 6 times 1 row for a 2048x2048 layer on one
-    AVX-512 core (1.20 and 0.21 ms). oneDNN with weights reordered for a few rows does (0.33 and 0.18 ms). Without this
-    operator, `F.linear` runs instead.
+    makes verifying a draft cheap. `F.linear` on a CPU is not such a kernel: with a 2048x2048 layer on one AVX-512 core,
+    8 rows take 1.20 ms and 1 row 0.21 ms. oneDNN with weights reordered for a few rows takes 0.33 and 0.18 ms. If
+    PyTorch lacks this operator, `F.linear` runs instead.
 
-    nbytes  bytes that this layer holds.
+    nbytes  bytes of weights and bias in memory.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, device: torch.device):
@@ -355,7 +357,7 @@ class Linear:
 
 
 def repacks(dtype: torch.dtype, device: torch.device) -> bool:
-    """True if `Linear` copies the weights into a layout of oneDNN, so that the checkpoint's can be freed."""
+    """Return True if `Linear` copies the weights into a layout of oneDNN, so that the unpacked weights can be freed."""
     return device.type == "cpu" and dtype == torch.float32 and _has_packed()
 
 

@@ -1,7 +1,7 @@
-"""EAGLE and DFlash heads run by PyTorch: any device, float64 to bfloat16; the reference for native heads.
+"""EAGLE and DFlash heads in PyTorch, on any device, in float64 to bfloat16. They are the reference for native heads.
 
 Attention runs once for the whole batch: the blocks of all sequences are gathered and padded, and the padding is masked.
-M = rows in all, B = sequences, n = most rows of a sequence, S = most visible slots, H query and Hk key/value heads,
+M = total rows, B = sequences, n = most rows of a sequence, S = most visible slots, H query and Hk key/value heads,
 G = H / Hk, R = sequences with a block.
 """
 
@@ -25,7 +25,8 @@ from slipstream.kv.blocks import BLOCK
 
 
 class _TorchHead(TorchPaged[TorchBlocks]):
-    """A head with its KV cache. head: with the target's weights borrowed, on the device and in the dtype to run in."""
+    """A head with its KV cache. head: includes the target's weights that it uses, on the device and in the dtype of the
+    arithmetic."""
 
     name = "torch"
 
@@ -123,7 +124,7 @@ class TorchDFlash(_TorchHead):
 
 
 class Slots:
-    """The slots of B sequences in the cache, and the places that may be written for each."""
+    """The slots of B sequences in the cache, and for each sequence the places that may be written."""
 
     def __init__(self, blocks: TorchBlocks, tables: Seq[Seq[int]], places: Seq[Seq[int]]):
         self.blocks, self.places, self.device = blocks, places, blocks.layers[0].device
@@ -134,9 +135,9 @@ class Slots:
         self._tables = torch.tensor(padded, device=self.device)  # [B, longest]
 
     def read(self, layer: int, ends: Seq[int]) -> tuple[Tensor, Tensor]:
-        """Keys and values of the slots up to the furthest of `ends`, [B, Hk, slots, D] each. A view for a single
-        sequence in consecutive blocks, else a copy. Sequence b has zeros from ends[b] on: the slots there belong to
-        other tokens or other sequences, and a NaN would pass the mask, because 0 * NaN is NaN."""
+        """Return keys and values of the slots before max(ends), [B, Hk, slots, D] each. They are views for a single
+        sequence in consecutive blocks, else copies. Sequence b has zeros from slot ends[b] on: later slots belong to
+        other tokens or sequences, and a NaN there would pass the mask, because 0 * NaN is NaN."""
         slots = max(ends)
         if self._first is not None:
             stored = self.blocks.layers[layer][:, None, :, self._first : self._first + slots]
@@ -152,7 +153,7 @@ class Slots:
 
 
 class PackedAttention:
-    """`Attend` for the packed rows of a batch. window: W; a row sees the slots less than W from its own."""
+    """`Attend` for the packed rows of a batch. window: a row sees slots whose distance from its own slot is smaller."""
 
     def __init__(self, cache: Slots, batch: Batch, window: int | None = None):
         past, splits = np.asarray(batch.past), np.asarray(batch.splits)
@@ -160,17 +161,17 @@ class PackedAttention:
         most, slots = int(counts.max()), int((past + counts).max())
         self._slots, self._ends, device = cache, (past + counts).tolist(), cache.device
         owner = np.repeat(np.arange(len(counts)), counts)  # [M] sequence of each row
-        nth = np.arange(splits[-1]) - splits[owner]  # [M] its index in the sequence
+        nth = np.arange(splits[-1]) - splits[owner]  # [M] index of each row among its sequence's rows
         written = [place for places, n in zip(cache.places, counts, strict=True) for place in places[:n]]
         self._written = torch.tensor(written, device=device)  # [M]
-        self._pad: Tensor | None = None  # [B, n] batch row of each padded row; padding repeats the last
+        self._pad: Tensor | None = None  # [B, n] batch row of each padded row; padding repeats the last row
         if (counts != most).any():
             self._pad = torch.as_tensor(
                 splits[:-1, None] + np.minimum(np.arange(most), counts[:, None] - 1), device=device
             )
             self._place = torch.as_tensor(owner * most + nth, device=device)  # [M]
         self._shape = len(counts), most
-        after = np.arange(slots) - (past[:, None] + np.arange(most))[:, :, None]  # [B, n, S] of each slot to the row's
+        after = np.arange(slots) - (past[:, None] + np.arange(most))[:, :, None]  # [B, n, S] slot minus the row's
         seen = after <= 0
         for b, tree in enumerate(batch.trees):
             if tree is not None:
@@ -214,8 +215,8 @@ class _Single:
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """q [B, n, H, D], keys and values [B, Hk, S, D], mask bool [B, 1, n, S] -> [B, n, H, D]. The query heads of a
-    group become rows, so that the keys are read once for all of them."""
+    """Attention: q [B, n, H, D], keys and values [B, Hk, S, D], mask bool [B, 1, n, S] -> [B, n, H, D]. Query heads
+    that share a key/value head become rows, so that keys are read only once."""
     batch, rows, heads, dim = q.shape
     groups = heads // keys.shape[1]
     q = q.view(batch, rows, -1, groups, dim).permute(0, 2, 3, 1, 4).reshape(batch, -1, groups * rows, dim)

@@ -1,4 +1,4 @@
-"""KV cache in blocks for PyTorch: its memory (`TorchBlocks`), and its use by decoders and heads (`TorchPaged`)."""
+"""KV cache in blocks for PyTorch. `TorchBlocks` owns the memory; decoders and heads use it through `TorchPaged`."""
 
 import threading
 from collections.abc import Sequence as Seq
@@ -14,14 +14,16 @@ from slipstream.kv.blocks import BLOCK
 from slipstream.kv.kv_memory import PagedCache, S
 
 SPREAD = 16
-"""Blocks that a sequence can grow by next to others before reading it needs a copy."""
+"""Number of free blocks between a new sequence and the sequence before it, so that both can grow in consecutive blocks.
+Consecutive blocks are read without a copy."""
 
 
 class TensorBlocks:
-    """A `BlockStore` of tensors [..., places, D], but for `read`. They start as zeros: attention to a masked NaN
-    gives NaN. Place block * BLOCK + i is slot i of a block, so consecutive blocks are read without a copy.
+    """A `BlockStore` of tensors [..., places, D], without the method `read`. Tensors are initialised with zeros,
+    because attention to a masked NaN gives NaN. Place block * BLOCK + i is slot i of a block, so consecutive blocks are
+    read without a copy.
 
-    The tensors grow one after another, so that at most one is in memory twice.
+    The tensors grow one after another, so that at most one tensor is in memory twice.
     """
 
     layers: list[Tensor]
@@ -30,7 +32,7 @@ class TensorBlocks:
         for i, old in enumerate(self.layers):
             *outer, size, dim = old.shape
             if size >= blocks * BLOCK:
-                continue  # already grown by an interrupted call
+                continue  # an interrupted call has already enlarged this tensor
             new = zeros_like_blocks(old, (*outer, blocks * BLOCK, dim), blocks)
             new[..., :size, :] = old
             self.layers[i] = new
@@ -75,8 +77,8 @@ class TorchBlocks(TensorBlocks):
 
 
 def zeros_like_blocks(old: Tensor, shape: Seq[int], blocks: int) -> Tensor:
-    """Zeros of the dtype and device of `old`, which hold `blocks` blocks. Raises TargetError if there is not enough
-    memory."""
+    """Return zeros of this shape, with the dtype and device of `old`. Raises TargetError if there is not enough memory;
+    the error names the number of blocks."""
     try:
         return old.new_zeros(*shape)
     except RuntimeError as error:  # CUDA's out-of-memory error is a subclass
@@ -91,7 +93,7 @@ class TorchPaged(PagedCache[S]):
     """A KV cache of tensors, for decoders and heads: see `PagedCache`."""
 
     def __init__(self, blocks: S, kv_blocks: int | None = None, spread: int = 0, ahead: int = 0):
-        self._calls = calls = threading.RLock()  # not `self` in the function: a cycle would hold the weights
+        self._calls = calls = threading.RLock()  # a lambda with `self` would be a reference cycle
         super().__init__(blocks, lambda: calls, kv_blocks, spread, ahead)
 
     def _reserve(self, batch: Batch, extra: int = 0) -> list[list[int]]:
@@ -105,8 +107,9 @@ class TorchPaged(PagedCache[S]):
         return places
 
     def _place(self, batch: Batch, b: int, scattered: list[int]) -> tuple[int, bool, int]:
-        """Slots of sequence `b` of a batch after the pass, whether its blocks are consecutive, and the place of slot 0:
-        in the cache, or else in the gathered blocks, which it is added to (`scattered`)."""
+        """Return the number of slots of sequence `b` of a batch after the pass, whether its blocks are consecutive, and
+        the place of slot 0. If the blocks are not consecutive, they are added to `scattered`, and slot 0 is a place in
+        the gathered blocks."""
         total = batch.past[b] + batch.splits[b + 1] - batch.splits[b]
         table = self._pool.tables[batch.seq_ids[b]][: -(-total // BLOCK)]
         in_place = isinstance(index_rows(table), slice)

@@ -1,5 +1,5 @@
-"""The families that our own decoder runs, by `model_type`. A family is data: one entry, which translates config.json
-and the keys of GGUF files. Kernels know no families."""
+"""The families that our own decoder runs, by `model_type`. A family is one entry, which translates config.json and the
+keys of GGUF files. Kernels do not depend on the family."""
 
 from collections.abc import Mapping
 

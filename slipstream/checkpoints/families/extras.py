@@ -75,7 +75,8 @@ def _granite(config: ReadKeys) -> Fields:
 
 
 def _olmo2(config: ReadKeys) -> Fields:
-    """Describe OLMo 2 and 3: they normalise outputs instead of inputs, and queries and keys of all heads together."""
+    """Describe OLMo 2 and 3. They normalise outputs instead of inputs, and normalise queries and keys over all heads
+    together."""
     given, kind = common(config, context=2048, eps=1e-5) | biases(config), config["model_type"]
     if kind == "olmo2":
         given["rope_parameters"] = rope_parameters(config)
@@ -97,7 +98,7 @@ def _ministral3(config: ReadKeys) -> Fields:
     given = common(config, context=262144, eps=1e-5, size=128)
     rope = rope_parameters(config, 1e6)
     beta = rope.get("llama_4_scaling_beta")
-    rope.get("max_position_embeddings")  # the context, which is also outside of this object
+    rope.get("max_position_embeddings")  # repeats the key of config.json
     if beta:
         given["growth"] = (beta, count_of(rope, "original_max_position_embeddings"), 0)
     window = config.get("sliding_window") and count_of(config, "sliding_window")
@@ -127,7 +128,7 @@ def _exaone4(config: ReadKeys) -> Fields:
 def _hunyuan(config: ReadKeys) -> Fields:
     given = common(config, context=2048, eps=1e-5) | biases(config)
     rope, size = rope_parameters(config), given["head_dim"]
-    if rope.get("rope_type", rope.get("type")) == "dynamic" and rope.get("alpha"):  # the same at every length
+    if rope.get("rope_type", rope.get("type")) == "dynamic" and rope.get("alpha"):  # independent of the length
         theta = positive(rope, "rope_theta") * positive(rope, "alpha") ** (size / (size - 2))
         rope |= {"rope_type": "default", "rope_theta": theta, "factor": None}
     return describe(given | {"rope_parameters": rope}, qk_norm="head", late_norm=True)
@@ -140,7 +141,7 @@ def _seed_oss(config: ReadKeys) -> Fields:
 
 
 def _glm4(config: ReadKeys) -> Fields:
-    """Describe GLM-4-9B (`glm`) and GLM-4-0414 (`glm4`), which also normalises outputs."""
+    """Describe GLM-4-9B (`glm`) and GLM-4-0414 (`glm4`). The latter also normalises outputs."""
     given = common(config, context=131072, eps=1.5625e-07, size=128)
     given["qkv_bias"] = flag(config, "attention_bias", True)
     rope = partial_rope(config, given["head_dim"], default=0.5)
@@ -223,7 +224,7 @@ def _muse_glimmer(config: ReadKeys) -> Fields:
     if not isinstance(thetas, list) or len(thetas) != layers or any(each not in (0, theta) for each in thetas):
         why = f"it must be 0 or the common rope_theta, {theta}, for each of {layers} layers"
         raise make_refusal(f"layer_rope_theta is {thetas!r:.200}", why)
-    stored = flag(config, "qk_norm_stored", False)  # key of GGUF files: the norms' weights are the factor
+    stored = flag(config, "qk_norm_stored", False)  # from GGUF files: the weights of norms contain the factor
     return describe(
         given | {"rope_parameters": rope},
         window=[window if each else None for each in slides],
@@ -239,7 +240,8 @@ def _muse_glimmer(config: ReadKeys) -> Fields:
 
 
 def read_windows(pattern: int) -> Any:
-    """Return a reader of windows in metadata. Without a list, all layers but every `pattern`-th have a window."""
+    """Return a function that reads the windows of layers from metadata. If the file has no list of layers, all layers
+    except every `pattern`-th have a window."""
 
     def keys(header: GgufHeader) -> JsonMapping:
         window = header.size("attention.sliding_window")

@@ -1,4 +1,4 @@
-"""`Family`: says how checkpoints and GGUF files of an architecture are read; and helpers of its readers."""
+"""`Family` says how checkpoints and GGUF files of an architecture are read; with helpers for the families' readers."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Family:
     reads       keys that this family reads, while other families refuse them.
     names       parts of tensor names in safetensors -> canonical parts (`weights`).
     fused       tensor with several parts -> its canonical parts, in order.
-    grouped     fused tensors that hold all parts of one group, then of the next -> "heads" (of attention) or "groups"
-                (of recurrent heads).
-    otherwise   canonical parts that some layers lack -> the parts that the tensors are in those layers.
+    grouped     fused tensors that contain all parts of one group, then all parts of the next group -> "heads" (of
+                attention) or "groups" (of recurrent heads).
+    otherwise   canonical parts that some layers lack -> the meaning of tensors with these names in those layers.
     pairs       whether rotary embeddings rotate neighbours (2i, 2i + 1) in stored weights, instead of i and i + D / 2.
     plus_one    norms that are stored as their weight minus 1: "all", those of "layers", or "" for none.
     transposed  whether weights of all experts are stored [E, in, out]. in_turn: whether gate and up rows alternate.
     further     whether checkpoints may have MTP layers, which predict further tokens and are no part of the decoder.
-    gguf        `general.architecture` of its GGUF files, or several; "": our own decoder reads none.
+    gguf        names in `general.architecture` of GGUF files; "": our own decoder reads no GGUF files of this family.
     keys        function from a GGUF header to further keys of config.json.
     gguf_names  canonical parts, or keys of `fused`, -> names in GGUF files that differ from llama.cpp's usual names.
-    gguf_pairs  as `pairs`, in GGUF files.
-    gguf_lists  metadata of GGUF files that may differ between layers.
+    gguf_pairs  as `pairs`, for GGUF files.
+    gguf_lists  metadata keys of GGUF files whose value may differ between layers.
     """
 
     read: Callable[[ReadKeys], Fields]
@@ -65,7 +65,8 @@ SANDWICH = {
     "post_attention_layernorm": "attention_out_norm", "pre_feedforward_layernorm": "post_attention_layernorm",
     "post_feedforward_layernorm": "mlp_out_norm",
 }  # fmt: skip
-"""Names of norms in families that also normalise outputs; here the norm before the MLP gets Llama's name."""
+"""Names of norms in families that also normalise outputs. The norm before the MLP gets the name that it has in
+Llama."""
 
 
 def common(
@@ -94,7 +95,8 @@ def common(
 
 
 def describe(given: JsonMapping, **parts: Any) -> Fields:
-    """Add layers to these fields of a DecoderConfig. parts: fields of `LayerDescription`; a list: one per layer."""
+    """Add layers to these fields of a DecoderConfig. parts: fields of `LayerDescription`; a list has one value for each
+    layer."""
 
     shape = {key: given[key] for key in ("heads", "kv_heads", "head_dim", "intermediate_size")} | parts
     each = tuple(

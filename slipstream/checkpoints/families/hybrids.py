@@ -123,7 +123,7 @@ def _qwen(config: ReadKeys) -> Fields:
     layers, every = given["layers"], count_of(config, "full_attention_interval", 4)
     given["rope_parameters"] = partial_rope(config, given["head_dim"], 1e4, 0.25)
     for key in ("mrope_section", "mrope_interleaved"):
-        given["rope_parameters"].get(key)  # for pictures: text has the same position in all sections
+        given["rope_parameters"].get(key)  # only matters for pictures; text has one position in all sections
     parts = mixers(config, _delta(config), [LINEAR if (i + 1) % every else FULL for i in range(layers)])
     if given["model_type"] == "qwen3_5_text":
         return describe(given, recurrence=parts, qk_norm="head", gate="output")

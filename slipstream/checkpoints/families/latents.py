@@ -36,7 +36,7 @@ def _describe(config: ReadKeys, given: Fields, experts: Experts) -> Fields:
         plain=count_of(config, "qk_nope_head_dim"), rotated=count_of(config, "qk_rope_head_dim"),
         value=count_of(config, "v_head_dim"),
     )  # fmt: skip
-    config.get("qk_head_dim")  # the sum of both
+    config.get("qk_head_dim")  # the sum of plain and rotated dimensions
     biased, rope = flag(config, "attention_bias", False), rope_parameters(config)
     if biased and not part.query_rank:
         raise make_refusal("attention_bias is true, which is not run without q_lora_rank")
@@ -48,7 +48,7 @@ def _describe(config: ReadKeys, given: Fields, experts: Experts) -> Fields:
     beta = rope.get("llama_4_scaling_beta") if given["model_type"] == "mistral4" else None
     if beta:
         given["growth"] = (beta, count_of(rope, "original_max_position_embeddings"), 0)
-        rope.get("max_position_embeddings")  # the context, which is also outside of this object
+        rope.get("max_position_embeddings")  # repeats the key of config.json
     given |= {"qkv_bias": biased, "o_bias": biased, "rope_parameters": rope}
     return describe_mixture(
         given, experts, latent=part, kv_heads=1, head_dim=part.rotated + part.rank, scale=scale, growing=bool(beta)
@@ -60,7 +60,7 @@ def _common(config: ReadKeys, context: int, eps: float = 1e-6) -> Fields:
 
 
 def _experts(config: ReadKeys, sparse: list[bool], **parts: Any) -> Experts:
-    """Return the mixture of the `sparse` layers. parts: fields in which the family differs from the others."""
+    """Return the mixture of the layers in `sparse`. parts: fields in which this family differs from the defaults."""
     inner = count_of(config, "moe_intermediate_size")
     usual: dict[str, Any] = {
         "norm_topk": flag(config, "norm_topk_prob", True), "groups": count_of(config, "n_group", 1),

@@ -21,7 +21,8 @@ from slipstream.errors import ConfigError
 LIKE_LLAMA = {
     "llama": 2048, "mistral": 131072, "mixtral": 131072, "qwen2": 32768, "qwen3": 32768, "qwen3_moe": 32768,
 }  # fmt: skip
-"""`model_type` -> the context that transformers assumes if config.json lacks it (its 4.x series writes no defaults)."""
+"""By `model_type`, the context that transformers assumes if config.json lacks it. transformers 4 does not write values
+that are the default."""
 
 
 def _llama_like(config: ReadKeys) -> Fields:
@@ -46,7 +47,7 @@ _VL = {
     "qwen2_vl_text": ("qwen2", 32768, 1e6), "qwen2_5_vl_text": ("qwen2", 32768, 1e6),
     "qwen3_vl_text": ("qwen3", 128000, 5e5), "qwen3_vl_moe_text": ("qwen3_moe", 128000, 5e5),
 }  # fmt: skip
-"""Text parts of Qwen-VL -> (the family that computes the same, default of the context, default of theta)."""
+"""For text parts of Qwen-VL: (the family that computes the same, default of the context, default of theta)."""
 
 
 def _qwen_vl(config: ReadKeys) -> Fields:

@@ -18,7 +18,7 @@ from slipstream.errors import ConfigError
 
 
 def _mamba(config: ReadKeys, width: int, normed: bool = True, gate_first: bool = True) -> Recurrence:
-    """Return a Mamba-2 mixer with outputs of `width`. normed: whether outputs are normed in groups."""
+    """Return a Mamba-2 mixer with `width` outputs. normed: whether outputs are normalised in groups."""
     for key in ("mamba_chunk_size", "chunk_size", "mamba_expand", "expand"):  # no effect here
         config.get(key)
     limits, unbounded = config.get("time_step_limit"), (float("inf"), {"__float__": "Infinity"})
@@ -65,7 +65,7 @@ _MAMBA_KEYS = {
     "n_groups": "mamba_n_groups", "conv_kernel": "mamba_d_conv", "use_conv_bias": "mamba_conv_bias",
     "use_bias": "mamba_proj_bias",
 }  # fmt: skip
-"""Keys of Nemotron-H -> the names of these keys in other families."""
+"""For keys of Nemotron-H, their names in other families."""
 
 
 def _nemotron_h(config: ReadKeys) -> Fields:

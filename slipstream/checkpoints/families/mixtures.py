@@ -142,8 +142,9 @@ def _olmoe(config: ReadKeys) -> Fields:
 
 
 def _llama4(config: ReadKeys) -> Fields:
-    """Describe Llama 4: three of four layers see a chunk of the text, the fourth sees the whole text and has no
-    positions. Experts are chosen by their scores; the sigmoids of the scores multiply the experts' inputs."""
+    """Describe Llama 4. Three of four layers attend to a chunk of the sequence; the fourth attends to the whole
+    sequence and has no positions. Experts are chosen by their scores; the sigmoids of the scores multiply the experts'
+    inputs."""
     given, biased = common(config, context=131072, eps=1e-5, size=128), flag(config, "attention_bias", False)
     given |= {"qkv_bias": biased, "o_bias": biased}
     layers, inner = given["layers"], given["intermediate_size"]
@@ -214,7 +215,7 @@ def _glm4_moe_keys(header: GgufHeader) -> JsonMapping:
 def _ernie_moe_keys(header: GgufHeader) -> JsonMapping:
     inner, shared = header.size("expert_feed_forward_length"), header.size("expert_shared_feed_forward_length")
     return {
-        "use_bias": False,  # exp_probs_b.bias is no bias of a linear layer
+        "use_bias": False,  # the tensor exp_probs_b.bias is not the bias of a linear layer
         "moe_layer_start_index": header.size("leading_dense_block_count"),
         "moe_layer_interval": header.size("interleave_moe_layer_step"),
         "moe_num_shared_experts": header.size("expert_shared_count") or shared // max(inner, 1),

@@ -21,8 +21,8 @@ WRAPPERS: dict[str, JsonMapping] = {
     "muse_glimmer": {"model_type": "muse_glimmer_text"},
     "lfm2_vl": {"model_type": "lfm2"},
 }  # fmt: skip
-"""`model_type` of a multimodal model -> keys that its published `text_config` leaves out, with transformers' defaults.
-A `text_config` of any family that our decoder runs is read."""
+"""By `model_type` of a multimodal model: keys that its published `text_config` leaves out, with transformers' defaults.
+The `text_config` may be of any family that our decoder runs."""
 
 OTHER_PARTS = re.compile(
     r"((vision|audio)_(tower|model|embedder|adapter|projection)|visual|embed_(vision|audio)|multi_modal_projector|patch_merger)\."
@@ -33,8 +33,8 @@ _OF_BOTH = ("eos_token_id", "tie_word_embeddings", "quantization_config", "pard_
 
 
 def text_part(config: ReadKeys) -> ReadKeys:
-    """Return the configuration of the text part of a multimodal model. Keys of the whole model take precedence. Older
-    files of Qwen-VL have no `text_config` but one object with all keys."""
+    """Return the configuration of the text part of a multimodal model. Keys outside `text_config` take precedence.
+    Older files of Qwen-VL have all keys in one object, without `text_config`."""
     usual, given = WRAPPERS[config["model_type"]], object_of(config, "text_config")
     if not given:
         config.update({**usual, **config, "model_type": usual["model_type"]})

@@ -19,8 +19,8 @@ def _address():
 
 
 def _entry(name: str, make: Callable[..., Any], *parameters: Any) -> Any:
-    """`_address` of this tile, as an entry with a name of its own, by which its machine code is stored. Not a closure:
-    Numba stores none over what differs between processes."""
+    """Make an entry that returns the address of this tile. Its machine code is stored under the entry's own name. The
+    entry is not a closure, because Numba does not store closures over objects that differ between processes."""
     function = FunctionType(_address.__code__, {"_tile": locator(make, *parameters)}, name)
     function.__module__, function.__qualname__ = __name__, name
     return entry(function)
@@ -33,11 +33,11 @@ _MIX = {fmt: _entry(f"mix_{fmt.name}", attention_tile, fmt, False) for fmt in KV
 
 @functools.cache
 def matrix_tile_address(fmt: Format) -> int:
-    """Address of the tile for weights of this format; compiled if it is not on disk yet."""
+    """Address of the tile for weights of this format. The tile is compiled if it is not on disk yet."""
     return int(_MATRIX[fmt]())
 
 
 @functools.cache
 def attention_tile_addresses(fmt: Format) -> tuple[int, int]:
-    """Addresses of the tiles for scores and for values of a KV cache."""
+    """Addresses of the two tiles of attention over a KV cache in this format: for scores, and for sums of values."""
     return int(_SCORES[fmt]()), int(_MIX[fmt]())

@@ -1,5 +1,5 @@
-"""Operations on single rows, and how a token is picked from its logits. Everything here is serial and, except for
-distributions, in float32.
+"""Operations on single rows, and the choice of a token from logits. Everything here runs on one thread. Distributions
+are computed in float64, everything else in float32.
 """
 
 import math
@@ -64,7 +64,7 @@ def maximum(x, n):
 
 @kernel()
 def max_abs(x):
-    """The largest absolute value; NaN if there is one."""
+    """The largest absolute value of x; NaN if x contains a NaN."""
     bits, top = x.view(np.int32), np.int32(0)
     for i in range(x.shape[0]):
         top = max(top, np.int32(bits[i] & np.int32(0x7FFFFFFF)))
@@ -97,7 +97,7 @@ def rms_norm(x, weight, eps, out):
 
 @kernel(fastmath=EXACT)
 def layer_norm(x, weight, bias, eps, out):
-    """LayerNorm of a row; out may not be x."""
+    """LayerNorm of a row; `out` must be another array than x."""
     n = x.shape[0]
     mean = sum_of(address_of(x), n) / np.float32(n)
     for i in range(n):
@@ -131,7 +131,7 @@ def sigmoid(x):
 
 @kernel(fastmath=EXACT)
 def tanh(x):
-    """tanh with an error of 2e-7, also relative to small values: there its series, up to x^9."""
+    """tanh with an absolute and relative error of 2e-7; small values use its series up to x^9."""
     y = x * x
     near = np.float32(62.0 / 2835.0) * y - np.float32(17.0 / 315.0)
     near = x + x * y * (((near * y) + np.float32(2.0 / 15.0)) * y - np.float32(1.0 / 3.0))
@@ -175,7 +175,7 @@ def gelu(x):
 
 @kernel(fastmath=EXACT)
 def activate(kind, x, out):
-    """out = the activation function of each value of x."""
+    """out = the activation function `kind` of each value of x."""
     if kind == SILU:
         for i in range(out.shape[0]):
             out[i] = silu(x[i])
@@ -220,7 +220,7 @@ def add_silu(x, out):
 
 @kernel(fastmath=EXACT)
 def softmax_in_place(scores, scale, sink):
-    """scores = softmax(scores * scale), among them another score, `sink`; -infinity: none."""
+    """scores = softmax(scores * scale). The denominator includes one more score, `sink`; -infinity: no sink."""
     n = scores.shape[0]
     top = maximum(scores, n)
     for t in range(n):
@@ -282,23 +282,23 @@ MAXIMUM, UNIFORMS, NOISE = range(3)
 
 
 class Picks(NamedTuple):
-    """How a call picks tokens in K steps of B sequences, among the ids below `vocab`: see `core.decode_steps`."""
+    """How a call picks tokens in K steps of B sequences; only ids below `vocab` are picked. See `core.decode_steps`."""
 
     kind: int  # MAXIMUM, UNIFORMS or NOISE
     vocab: int
     inv_temperature: np.ndarray  # float64 [B]
     uniforms: np.ndarray  # float64 [K, B]
     noise: np.ndarray  # float64 [K, B, V]
-    rates: np.ndarray  # float64 [B, C]; B = 0: all K steps run
-    least: np.ndarray  # float64 [B, K]
+    rates: np.ndarray  # float64 [B, C]: see `Worth`; [0, C]: all K steps run
+    least: np.ndarray  # float64 [B, K]: see `Worth`
     confidence: np.ndarray  # float64 [K, B], receives the confidence of each step that ran
-    reach: np.ndarray  # float64 [B], receives the products of rates
+    reach: np.ndarray  # float64 [B], receives the product of each sequence's rates so far
 
 
 @kernel()
 def pick(picks, j, logits, probs, drawn):
-    """drawn[b] = the token of step j, from logits [B, >= V]; unless it is a maximum, probs [B, V] receives its
-    distribution in float64. Returns whether a further token is worth drawing (see `Worth`)."""
+    """drawn[b] = the token of step j, picked from logits [B, >= V]. If tokens are sampled, probs [B, V] receives their
+    distributions in float64. Returns whether a further token is worth drawing (see `Worth`)."""
     classes, goes_on = picks.rates.shape[1], picks.rates.shape[0] == 0
     for b in range(picks.rates.shape[0]):
         heat = picks.inv_temperature[b]

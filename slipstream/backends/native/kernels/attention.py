@@ -1,9 +1,9 @@
 """Attention of single rows over the paged KV cache, in float32.
 
 Every sum runs over the *visible* slots in order of position. So a row is bitwise the same alone, in a chain, and in a
-tree with branches that it does not see: scores are independent dot products over D; the softmax runs over the visible
-scores, moved next to each other; in the weighted sum of values, hidden slots have weight exactly 0. A hidden value
-that is not finite would spoil the sum, because 0 * Inf is NaN: such a sum is computed again without the hidden slots.
+tree with branches that the row does not see. Scores are independent dot products over D. Visible scores are moved next
+to each other for the softmax. In the weighted sum of values, hidden slots have weight exactly 0. If the sum is not
+finite, it is computed again without the hidden slots, because a hidden Inf times 0 would be NaN.
 """
 
 import numpy as np
@@ -25,7 +25,7 @@ from slipstream.backends.native.kernels.processor import PANEL
 from slipstream.backends.native.kernels.records import LAYER, NOTHING, ROW
 
 MOST_HEADS = FLOAT32.most_rows
-"""Number of query heads of one key/value head, from one or several rows, that are processed together."""
+"""Most query heads that are processed together. They share a key/value head, and belong to one or several rows."""
 
 ALL = np.int64(MOST_HEADS)
 SPAN = np.int64(Q8_0.span)
@@ -33,7 +33,7 @@ SPAN = np.int64(Q8_0.span)
 
 @kernel()
 def rows_at(address, count):
-    """ROW [count] at an address."""
+    """The array ROW [count] at an address."""
     return carray(pointer(address), (count,), ROW)
 
 
@@ -44,14 +44,15 @@ def spans_of(size):
 
 @kernel()
 def head_bytes(job, size):
-    """Bytes of the keys, or values, of one head in a block. In 8 bits their scales come after them."""
+    """Bytes of the keys of one head in a block, or of its values. In the format of 8 bits, scales follow the
+    numbers."""
     return (job.bytes * size + (2 * spans_of(size) if job.bytes == 1 else 0)) * job.slots
 
 
 @kernel()
 def _copy(x, address, step, bytes, scales):
-    """Write x with stride `step` to an address, in numbers of so many bytes; in 8 bits the scales of its spans go to
-    address `scales`, with the same stride."""
+    """Write x with stride `step` to an address, in numbers of `bytes` bytes. Numbers of 8 bits have a scale for each
+    span of x; scales are written to address `scales`, with stride `step`, too."""
     if bytes == 4:
         out = floats(address, step * (x.shape[0] - 1) + 1)
         for i in range(x.shape[0]):
@@ -66,7 +67,8 @@ def _copy(x, address, step, bytes, scales):
 
 @kernel()
 def _quantise(x, address, step, scale_address):
-    """Write x as int8 times a scale, which is not finite where x is not: then 0 times the scale is NaN."""
+    """Write x as int8 times a scale. If x is not finite, the integers are 0 and the scale is not finite, so products
+    are NaN."""
     put_half(scale_address, max_abs(x) / np.float32(127))
     scale, most = half(scale_address), np.float32(127)
     out, usable = small(address, step * (x.shape[0] - 1) + 1), 0 < scale < np.inf
@@ -77,7 +79,7 @@ def _quantise(x, address, step, scale_address):
 
 @kernel()
 def _norm_heads(layer, row, heads, weight, eps):
-    """RMS norm of `heads` heads of a row: of each, or of all together."""
+    """Apply the RMS norm to `heads` heads of a row: to each head, or with `wide_norm` to all heads together."""
     size, count = layer.size, heads
     if layer.wide_norm:
         size, count = layer.size * heads, 1
@@ -96,8 +98,8 @@ def _norm_queries_and_keys(layer, row, eps):
 
 @kernel()
 def _join_queries(job, layer, r, row):
-    """Fill the queries of row r in latent attention: the rotated dimensions of each head, then its product with the
-    head's keys."""
+    """Fill the queries of row r in latent attention: for each head its rotated dimensions, then its plain dimensions
+    times k_up (see `latent`)."""
     part, size = layer.latent, layer.size
     each = part.rotated + part.plain
     queries = floats(job.queries + 4 * job.queries_stride * r, layer.heads * each)
@@ -156,15 +158,16 @@ def write_kv(job, unit, thread):
 
 @kernel()
 def _window_at(job, position):
-    """How many positions up to its own a row sees; 0: all. A negative window is the length of chunks."""
+    """Number of positions, up to its own, that a row at `position` sees; 0: all. A negative `job.window` is minus the
+    length of chunks."""
     return job.window if job.window >= 0 else position % -job.window + 1
 
 
 @kernel()
 def _window_start(job, rows, r):
-    """The first slot of earlier passes in the window of row r. For the slots of this pass see `_sees`."""
+    """The first slot from earlier passes in the window of row r. `_sees` decides about the slots of this pass."""
     at = rows[r]
-    first = rows[r - (at.slot - at.past)].position  # of its sequence in this pass; a head's slots may begin later
+    first = rows[r - (at.slot - at.past)].position  # first position of this pass; slots of a head may begin later
     window = _window_at(job, at.position)
     return max(0, min(at.past, at.past - first + at.position + 1 - window)) if window > 0 else 0
 
@@ -184,14 +187,14 @@ def _sees(job, rows, r, j):
 
 @kernel()
 def _all_seen(job, rows, r):
-    """Return whether row r sees every row of its sequence up to its own, or more."""
+    """Return whether row r sees at least every row of its sequence up to row r."""
     at, window = rows[r], _window_at(job, rows[r].position)
     return job.hidden_stride == 0 and job.causal == 0 and (window == 0 or at.position - at.past < window)
 
 
 @kernel()
 def _weights_of(job, scores, head):
-    """Replace visible scores of a query head by weights."""
+    """Replace the visible scores of a query head by attention weights."""
     scale, sink = job.scale, np.float32(-np.inf)
     if job.cap > 0:
         cap_in_place(scores, scale, job.cap)
@@ -203,8 +206,8 @@ def _weights_of(job, scores, head):
 
 @kernel()
 def _softmax_row(job, rows, r, head, scores):
-    """Replace the scores of row r over slots [0, length) by weights: the softmax over the slots that it sees, 0 for the
-    others."""
+    """Replace the scores of row r over slots [0, length) by attention weights: the softmax over the slots that the row
+    sees, and 0 for hidden slots."""
     at = rows[r]
     begin = _window_start(job, rows, r)
     if _all_seen(job, rows, r):
@@ -228,7 +231,7 @@ def _softmax_row(job, rows, r, head, scores):
         scores[t] = 0
 
 
-# --- the query heads of one key/value head, of some rows of one sequence ---------------------------------------------
+# --- groups: query heads of one key/value head, from rows of one sequence --------------------------------------------
 
 
 @kernel()
@@ -239,7 +242,8 @@ def parts_of(heads, kv_heads):
 
 @kernel()
 def _group(job, group):
-    """A group of query heads: (first and end index in `active`, key/value head, first query head, number of heads)."""
+    """Describe a group of query heads: (first and end index of its rows in `active`, key/value head, first query head,
+    number of query heads)."""
     parts, each = parts_of(job.heads, job.kv_heads), job.heads // job.kv_heads
     bundle, g, skipped = group // (job.kv_heads * parts), group // parts % job.kv_heads, group % parts * MOST_HEADS
     starts = integers(job.starts + 8 * bundle, 2)
@@ -248,8 +252,8 @@ def _group(job, group):
 
 @kernel()
 def _slot_range(job, rows, active, first, stop):
-    """(block table, first slot, end) of active[first:stop], rows of one sequence. The first slot is the start of a
-    block."""
+    """(block table, first slot, end) of the slots that the rows active[first:stop] of one sequence see. The first slot
+    is the start of a block."""
     longest, low = 0, rows[active[first]].length
     for a in range(first, stop):
         longest = max(longest, rows[active[a]].length)
@@ -278,7 +282,7 @@ def _score(job, group, scores, packed, low, high):
 
 @kernel()
 def _softmax(job, group, scores, low, high):
-    """Replace the scores of heads low..high-1 of a group by weights."""
+    """Replace the scores of heads low..high-1 of a group by attention weights."""
     first, stop, _g, head, heads = _group(job, group)
     active, rows = integers(job.active, stop), rows_at(job.rows, 1 << 40)
     _blocks, _begins, longest = _slot_range(job, rows, active, first, stop)
@@ -290,7 +294,7 @@ def _softmax(job, group, scores, low, high):
 
 @kernel()
 def _values_at(job, block, g, slot, low):
-    """Addresses of column `low` of the values of a slot, and of its scale."""
+    """Addresses of column `low` of a slot's values, and of the column's scale."""
     head = job.values + (block * job.kv_heads + g) * head_bytes(job, job.size)
     scales = head + job.slots * job.size + 2 * (slot * spans_of(job.size) + low // SPAN)
     return head + job.bytes * (slot * job.size + low), scales
@@ -298,8 +302,9 @@ def _values_at(job, block, g, slot, low):
 
 @kernel()
 def _visible_sum(job, rows, r, g, weights, sums, low):
-    """sums = weighted sum of the values that row r sees, columns low, low + 1, ... of key/value head g, in the order of
-    slots: what `_weighted_sum` computes if all hidden values are finite. Slow, for rows whose sum is not finite."""
+    """sums = weighted sum of the values that row r sees, for columns low, low + 1, ... of key/value head g, in the
+    order of slots. `_weighted_sum` computes the same if all hidden values are finite. This is slow, and is used only
+    for rows whose sum is not finite."""
     at, size, slots, wide = rows[r], job.size, job.slots, sums.shape[0]
     blocks = integers(job.tables + 8 * job.table_stride * at.sequence, job.table_stride)
     every = _all_seen(job, rows, r)
@@ -313,7 +318,7 @@ def _visible_sum(job, rows, r, g, weights, sums, low):
 
 @kernel()
 def _weighted_sum(job, group, scores, mixed, low, high):
-    """out = weighted sum of columns low..high-1 of the values; mixed: scratch for MOST_HEADS * D floats."""
+    """job.out = weighted sum of columns low..high-1 of the values. mixed: scratch for MOST_HEADS * D floats."""
     first, stop, g, head, heads = _group(job, group)
     active, rows = integers(job.active, stop), rows_at(job.rows, 1 << 40)
     size, slots, count, wide = job.size, job.slots, (stop - first) * heads, high - low
@@ -345,7 +350,7 @@ def _weighted_sum(job, group, scores, mixed, low, high):
 
 @kernel()
 def attend(job, unit, thread):
-    """Unit of work: the whole attention of a group of query heads."""
+    """Unit of work: compute attention for a group of query heads."""
     room = job.scratch + thread * job.scratch_bytes
     queries, scores = floats(room, MOST_HEADS * job.size), room + 4 * MOST_HEADS * job.size
     _score(job, unit, scores, queries, NOTHING, job.width)
@@ -355,7 +360,7 @@ def attend(job, unit, thread):
 
 @kernel()
 def attend_scores(job, unit, thread):
-    """Unit of work: the scores of a group over one of `pieces` parts of the context."""
+    """Unit of work: compute the scores of a group over one of `pieces` parts of the context."""
     group, piece = unit // job.pieces, unit % job.pieces
     scores = job.scratch + group * job.scratch_bytes + 4 * MOST_HEADS * job.size
     blocks = job.width // job.slots
@@ -365,14 +370,14 @@ def attend_scores(job, unit, thread):
 
 @kernel()
 def attend_weights(job, unit, thread):
-    """Unit of work: the softmax of one query head of a group."""
+    """Unit of work: compute the softmax for one query head of a group."""
     group, j = unit // MOST_HEADS, unit % MOST_HEADS
     _softmax(job, group, job.scratch + group * job.scratch_bytes + 4 * MOST_HEADS * job.size, j, j + 1)
 
 
 @kernel()
 def attend_values(job, unit, thread):
-    """Unit of work: PANEL columns of the output of a group."""
+    """Unit of work: compute PANEL columns of the output of a group."""
     panels = job.size // PANEL
     group, panel = unit // panels, unit % panels
     scores = job.scratch + group * job.scratch_bytes + 4 * MOST_HEADS * job.size

@@ -1,25 +1,27 @@
-"""The inner loop of products with weights in blocks: a scale, and a minimum, for each output and group of columns.
+"""The inner loop of products with weights in blocks. Each output has a scale, and in some formats a minimum, for each
+group of columns.
 
 Weights are stored in panels of PANEL outputs, and in spans of columns within a panel:
 
     scales   float16 [PANEL]  value of the integer 1, or of the factor 1
-    minima   float16 [PANEL]  added to each weight; absent in formats without
+    minima   float16 [PANEL]  added to each weight; only in formats with minima
     groups
 
 A group of columns within a span is
 
     factors  int8 [PANEL]     the scale of the group, in units of `scales`; absent if the group is the whole span
-    factors  int8 [PANEL]     the same for minima
+    factors  int8 [PANEL]     the minimum of the group, in units of `minima`; absent if the group is the whole span
     weights  8 bits: [columns / 4, PANEL, 4]
              4 bits: [columns / 8, PANEL, 4]  a byte holds two columns, i in its lower half and i + 4 in its upper half
-    upper    what 5 or 6 bits have above 4, e bits: [columns * e / 32, PANEL, 4]; byte j of 4 holds columns 4 * q + j,
-             each in bits e * q and up
+    upper    the e upper bits of weights of 4 + e bits: [columns * e / 32, PANEL, 4]; byte j of 4 holds columns
+             4 * q + j, each in the e bits from bit e * q on
 
-so a weight is scale * integer + minimum, as in the blocks of GGUF files: nothing is rounded again. In formats with a
-table, 4 bits stand for a number of it. Where scales are powers of 2, a byte has the exponent.
+A weight is scale * integer + minimum, as in the blocks of GGUF files, so no weight is rounded again. In formats with a
+table, 4 bits are an index into this table. Scales that are powers of 2 are stored as an exponent of one byte.
 
 Activations have 8 bits and a scale for each group. In *wide* formats (weights of 8 bits or with a table, on x86 without
-byte dot products) they are stored in 16 bits and multiplied in pairs: columns 0 and 2 of each four, then 1 and 3. The
+byte dot products), activations are stored in 16 bits and multiplied in pairs: columns 0 and 2 of each four, then 1 and
+3. The
 products of a group are summed as integers, exactly; groups are added in order, so a row of the result is bitwise the
 same alone and among other rows.
 """
@@ -36,14 +38,14 @@ from slipstream.backends.native.kernels.vectors import BYTE, FLOAT, FLOATS, INT,
 
 
 def _scales(b: Builder, values: ir.Value, factors: ir.Value, fmt: Format) -> ir.Value:
-    """PANEL scales or minima of a group as float32: exact."""
+    """PANEL scales or minima of a group as exact float32 values."""
     if not fmt.factors:
         return values
     return b.fmul(values, b.sitofp(b.load_vector(factors, BYTE, PANEL, 1), FLOATS))
 
 
 def _powers(b: Builder, pointer: ir.Value) -> ir.Value:
-    """PANEL powers of 2 as float32; value e is 2^(e - 128). The two smallest ones have no exponent in float32."""
+    """PANEL powers of 2 as float32: byte e stands for 2^(e - 128). The two smallest powers are subnormal in float32."""
 
     def each(value: int) -> ir.Constant:
         return ir.Constant(INTS, [value] * PANEL)
@@ -54,7 +56,7 @@ def _powers(b: Builder, pointer: ir.Value) -> ir.Value:
 
 
 def _numbers(b: Builder, nibbles: ir.Value, table: tuple[int, ...]) -> ir.Value:
-    """The numbers of a table that bytes stand for, as weights of 8 bits are stored."""
+    """Replace bytes, which are indices into a table, by the table's numbers, stored like weights of 8 bits."""
     count, name = processor.lookup()
     kind = ir.VectorType(BYTE, count)
     near = ir.Constant(kind, [(x + processor.byte_offset()) % 256 for x in table] * (count // 16))
@@ -63,8 +65,8 @@ def _numbers(b: Builder, nibbles: ir.Value, table: tuple[int, ...]) -> ir.Value:
 
 
 def _quads(b: Builder, pointer: ir.Value, fmt: Format, upper: ir.Value | None, step: int) -> Iterator[ir.Value]:
-    """The weights at `pointer`: vectors of four columns of PANEL outputs, or of two in 16 bits of wide formats. upper:
-    upper bits of quad number `step`, among others."""
+    """Yield the weights at `pointer` as vectors of four columns of PANEL outputs, or in wide formats of two columns in
+    16 bits. upper: a vector that contains the upper bits of quad number `step`."""
     whole = b.load_vector(pointer, INT, PANEL, 4)
     if fmt.bits == 8 and not fmt.wide:
         yield whole
@@ -82,7 +84,7 @@ def _quads(b: Builder, pointer: ir.Value, fmt: Format, upper: ir.Value | None, s
         return
     kind, low, shift = (SHORTS, 0xFF, 8) if fmt.wide else (INTS, 0x0F0F0F0F, 4)
     for k in range(2):
-        if k and processor.adds_pairs():  # rather load it again than keep it in a register
+        if k and processor.adds_pairs():  # loading it again costs less than keeping it in a register
             whole = b.load_vector(pointer, INT, PANEL, 4)
         quad = b.bitcast(whole, kind)
         quad = b.lshr(quad, ir.Constant(kind, [shift] * kind.count)) if k else quad
@@ -96,8 +98,8 @@ def _quads(b: Builder, pointer: ir.Value, fmt: Format, upper: ir.Value | None, s
 
 
 def _add_narrow(b: Builder, total: ir.Value, weights: ir.Value, number: ir.Value) -> ir.Value:
-    """Two products of 8-bit integers added to each sum of 16 bits, by pmaddubsw."""
-    lanes = min(processor.lanes(), 8)  # AVX-512 without VNNI may lack the wide one, too
+    """Add two products of 8-bit integers to each sum of 16 bits, by pmaddubsw."""
+    lanes = min(processor.lanes(), 8)  # AVX-512 without VNNI may lack pmaddubsw for 512 bits
     name = "llvm.x86.ssse3.pmadd.ub.sw.128" if lanes == 4 else "llvm.x86.avx2.pmadd.ub.sw"
     small, shorts = ir.VectorType(BYTE, 4 * lanes), ir.VectorType(SHORTS.element, 2 * lanes)
     parts = zip(b.split(weights, lanes), b.split(number, lanes), strict=True)
@@ -106,8 +108,8 @@ def _add_narrow(b: Builder, total: ir.Value, weights: ir.Value, number: ir.Value
 
 
 def _settle(b: Builder, sums: list[ir.Value]) -> None:
-    """Have all sums in registers before a later step is begun: they are operands of an assembly instruction that does
-    nothing. Else LLVM computes row after row, with the weights of all steps kept in memory."""
+    """Force all sums into registers before the next step, by making them operands of an empty assembly instruction.
+    Without it, LLVM computes row after row and keeps the weights of all steps in memory."""
     lanes = sums[0].type.pointee.count * processor.lanes() // PANEL
     parts = [b.take(v, range(at, at + lanes)) for v in map(b.load, sums) for at in range(0, v.type.count, lanes)]
     count, kinds = len(parts), [part.type for part in parts]
@@ -122,8 +124,8 @@ def _settle(b: Builder, sums: list[ir.Value]) -> None:
 def block_tile(b: Builder, fmt: Format) -> None:
     """See `tiles.matrix_tile`. x of a tile: units float32 [groups, rows], first sums int32 [groups, rows], sums
     float32 [groups, rows], quads [groups, rows, group / 4] (wide formats: pairs [groups, rows, group / 2]). A unit is
-    the value of the integer 1; first sums compensate what is added to weights, see `Format.added`; the sum of a group's
-    activations is what its minimum is multiplied with."""
+    the value of the integer 1. First sums compensate the offset of stored weights, see `Format.added`. Sums are of a
+    group's activations; the group's minimum is multiplied by its sum."""
     w, scales, bias, x, y = map(b.bytes_at, b.function.args[:5])
     columns, outs, rows, stride, onto = b.function.args[5:]
     groups, span = b.udiv(columns, WORD(fmt.group)), fmt.group * fmt.groups
@@ -138,7 +140,7 @@ def block_tile(b: Builder, fmt: Format) -> None:
     def group(count: int, panels: int, o: ir.Value) -> None:
         assert panels == 1
         start = b.gep(w, [b.mul(b.udiv(o, WORD(PANEL)), panel_bytes)])
-        per_row = b.mul(groups, WORD(4 * count))  # bytes of one number a group and row
+        per_row = b.mul(groups, WORD(4 * count))  # bytes of one number for each group and row
         units, first = b.bitcast(x, FLOAT.as_pointer()), b.place_at(x, per_row, INT)
         wholes = b.place_at(x, b.mul(per_row, WORD(2)), FLOAT)
         numbers = b.place_at(x, b.mul(per_row, WORD(3)), INT)
@@ -149,7 +151,7 @@ def block_tile(b: Builder, fmt: Format) -> None:
             b.store(zero, total)
 
         def one(block: ir.Value, g: ir.Value, scale: ir.Value, minimum: ir.Value) -> None:
-            """Add the products of a group of columns."""
+            """Add the products of one group of columns to `block`."""
             at = b.mul(g, WORD(count))
             near = b.gep(numbers, [b.mul(at, WORD(words))])
             firsts = [b.gep(first, [b.add(at, WORD(r))]) for r in range(count)] if fmt.added else []
@@ -215,9 +217,9 @@ def block_tile(b: Builder, fmt: Format) -> None:
 
 @emit(6)
 def round_groups(b: Builder, group: int, width: int) -> None:
-    """Round a row to integers in [-127, 127], 127 at the largest absolute value of each group, and write it as row r of
-    the `count` rows of a tile, in `width` bits; see `block_tile`. Generated explicitly: loops over columns that are not
-    contiguous, or whose maximum is a float, are not vectorised.
+    """Round a row to integers in [-127, 127], and write it as row r of the `count` rows of a tile, in `width` bits; see
+    `block_tile`. The largest absolute value of each group becomes 127. The code is generated explicitly, because LLVM
+    does not vectorise loops over columns that are not contiguous, or loops for the maximum of floats.
 
     Arguments: x (address of float32 [columns]), tile (address), r, count, columns, added (see `Format`).
     """

@@ -1,8 +1,9 @@
 """`kernel` and `entry`: Numba's `njit`, with the machine code of entries stored on disk for later processes.
 
-Numba's own cache has two weaknesses here. Processes that compile at the same time may overwrite each other's machine
-code, so that a function is loaded under another's name: we write under a lock. And a function counts as unchanged if
-its own file is unchanged, even if it calls functions of a changed file: our digest covers all kernels.
+Numba's own cache has two weaknesses, which are corrected here. Processes that compile at the same time may overwrite
+each other's machine code, so that a function gets the code of another function; so we write under a lock. Numba takes a
+function as unchanged if its own file is unchanged, even if it calls functions of a changed file; so our digest covers
+all kernels.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ EXACT = {"contract"}  # keeps the order of operations
 
 
 def _digest() -> str:
-    """Digest of the source of all kernels, and of the table of formats that they are generated from."""
+    """Digest of the source of all kernels, and of the table of weight formats from which kernels are generated."""
     digest = hashlib.sha256()
     for file in (Path(weight_formats.__file__), *sorted(Path(__file__).parent.glob("*.py"))):
         digest.update(file.read_bytes())
@@ -44,14 +45,14 @@ _SOURCE = _digest()
 
 
 def _candidates() -> Iterator[Path]:
-    """Folders for machine code, best first."""
+    """Yield possible folders for machine code, the best one first."""
     chosen: str = config.CACHE_DIR  # type: ignore[attr-defined]  # NUMBA_CACHE_DIR
     if chosen:
         yield Path(chosen)
         return
     yield Path(__file__).parent / "__pycache__"
     home = os.environ.get("XDG_CACHE_HOME")
-    with contextlib.suppress(RuntimeError):  # no home
+    with contextlib.suppress(RuntimeError):  # there is no home folder
         yield (Path(home) if home else Path.home() / ".cache") / "slipstream" / "kernels"
     user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
     yield Path(tempfile.gettempdir()) / f"slipstream-kernels-{user}"
@@ -98,15 +99,16 @@ class _SharedCache(FunctionCache):
         self._cache_file = IndexDataCacheFile(self.cache_path, self._impl.filename_base, _SOURCE)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Numba's own would first import the implementations of everything that it can compile (0.4 s of processor
-        time, more where SciPy is installed). Stored code needs only what its wrappers call: the reference counts."""
+        """Load stored machine code. Numba's own method would first import the implementations of everything that it can
+        compile (0.4 s of processor time, more if SciPy is installed). Stored code needs only the reference counts that
+        its wrappers call."""
         rtsys.initialize(target_context)
         kept = Path(self.cache_path)
         with self._guard_against_spurious_io_errors():
             overload = self._load_overload(sig, target_context)
             if overload is None and _users[kept] and not _turn(kept).is_locked:
                 _turn(kept).acquire()
-                overload = self._load_overload(sig, target_context)  # another process may have compiled it
+                overload = self._load_overload(sig, target_context)  # maybe compiled by another process
         if overload is None:
             announce()
         return overload
@@ -119,19 +121,20 @@ class _SharedCache(FunctionCache):
 
 @functools.cache
 def announce() -> None:
-    """Log once per process that compilation starts. Nothing is logged if everything is found on disk."""
+    """Log once per process that compilation starts. A process that finds all machine code on disk logs nothing."""
     kept = "they are kept for the next time" if folder() else "no folder for them can be written, so they are not kept"
     _log.warning("compiling CPU kernels for this processor (about 20 seconds; %s)", kept)
 
 
 def kernel(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Decorator: a function that is compiled into its callers, without the GIL, bounds checks and Python's division
-    errors; `options` as for `njit`."""
+    """Decorator for a function that is compiled into its callers, without the GIL, bounds checks and Python's division
+    errors. options: as for `njit`."""
     return njit(error_model="numpy", boundscheck=False, nogil=True, no_cpython_wrapper=True, **options)  # type: ignore[no-any-return]
 
 
 def callback(signature: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Decorator: a function that is called by address, `ready(function)`; stored on disk like entries."""
+    """Decorator for a function that is called by its address, `ready(function)`. Its code is stored on disk like the
+    code of entries."""
 
     def decorate(function: Callable[..., Any]) -> Any:
         options = {"nopython": True, "nogil": True, "error_model": "numpy", "boundscheck": False}
@@ -151,8 +154,8 @@ def ready(function: Any) -> int:
 
 
 def entry(function: Callable[..., Any]) -> Any:
-    """Decorator: a function that is called from Python, compiled with everything that it calls and stored on disk. It
-    may call kernels, but no other entry: stored machine code cannot be compiled into a caller."""
+    """Decorator for a function that is called from Python. It is compiled with everything that it calls, and stored on
+    disk. It may call kernels, but no other entry, because stored machine code cannot be compiled into a caller."""
     dispatcher: Any = njit(error_model="numpy", boundscheck=False, nogil=True)(function)
     if folder() is not None:
         dispatcher._cache = _SharedCache(function)
@@ -161,8 +164,9 @@ def entry(function: Callable[..., Any]) -> Any:
 
 @contextlib.contextmanager
 def compile_lock() -> Iterator[None]:
-    """Around the first calls of entries. The first of them that is not on disk takes the lock. So if several processes
-    start at the same time, one compiles, and the others then load its code; none waits that has nothing to compile."""
+    """Context for the first calls of entries. The first entry that is not on disk takes a lock between processes. So if
+    several processes start at the same time, one compiles, and the others then load its code. A process with nothing to
+    compile does not wait."""
     kept = folder()
     if kept is None:
         announce()
@@ -173,7 +177,7 @@ def compile_lock() -> Iterator[None]:
     try:
         yield
     finally:
-        with global_compiler_lock:  # as held where entries are loaded
+        with global_compiler_lock:  # Numba holds this lock, too, while it loads entries
             _users[kept] -= 1
             if not _users[kept]:
                 _turn(kept).release()

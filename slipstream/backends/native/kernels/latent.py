@@ -1,9 +1,9 @@
-"""Latent attention (MLA) in its absorbed form: the cache holds one latent vector a token, and no keys and values.
+"""Latent attention (MLA) in its absorbed form: the cache holds one latent vector per token instead of keys and values.
 
-The score of a head is q . (k_up.T @ latent) = (k_up @ q) . latent, so queries are multiplied by the head's k_up, and
-all heads attend to the latent vectors themselves: one key/value head of [rotated key, latent]. The weighted sum of
-latent vectors is multiplied by the head's v_up. Values are the keys before they are rotated: the kernels read the two
-in different orders, so both are stored. R rows, H heads, D = rotated + rank.
+The score of a head is q . (k_up.T @ latent) = (k_up @ q) . latent. So queries are multiplied by the head's k_up, and
+all heads attend to the latent vectors, as to one key/value head of [rotated key, latent]. The weighted sum of latent
+vectors is multiplied by the head's v_up. Values equal keys before rotation. The kernels read keys and values in
+different orders, so both are stored. R rows, H heads, D = rotated + rank.
 """
 
 import numpy as np
@@ -16,13 +16,13 @@ from slipstream.backends.native.kernels.products import PLAIN, copy, matrix_at
 from slipstream.backends.native.kernels.records import NOTHING, SECTION
 
 _FLOATS = np.int64(1)
-"""Stride of inputs that are found by the number of their first float."""
+"""Stride of inputs that `gather` locates by the number of their first float."""
 
 
 @kernel()
 def widths(layer):
-    """(columns of the heads' matrices, floats of a row of `room.mixed`, and of `room.up`, bytes of a row's packed
-    vectors of all heads)"""
+    """(columns of the heads' matrices, floats in a row of `room.mixed`, floats in a row of `room.up`, bytes of the
+    packed vectors of all heads of a row)"""
     part, heads = layer.latent, layer.heads
     k_up, v_up = matrix_at(part.k_up, 0), matrix_at(part.v_up, 0)
     mixed = max(heads * layer.size, part.q_b.outs, layer.qkv.outs)
@@ -43,8 +43,8 @@ def first_room(board, layer):
 
 @kernel()
 def _multiply_heads(board, model, address, heads, count, stride, each, skipped, gather, sections):
-    """room.up [H, count, outs] = a vector of each head and row times the head's matrix. Heads are `each` apart in
-    `room.mixed`, and their vectors begin `skipped` later. gather: int64 [H * count], scratch."""
+    """room.up [H, count, outs] = the vector of each head and row times the head's matrix. In a row of `room.mixed`, the
+    vector of head h begins at h * each + skipped. gather: int64 [H * count], scratch."""
     for h in range(heads):
         sections[h].matrix, sections[h].first, sections[h].rows = where(matrix_at(address, h)), h * count, count
         for r in range(count):
@@ -57,8 +57,8 @@ def _multiply_heads(board, model, address, heads, count, stride, each, skipped, 
 
 @kernel()
 def absorb(board, model, layer, count, first, stride):
-    """Normalise the latent vectors, move them to the keys of `room.qkv`, and multiply queries by their heads' k_up.
-    first, stride: see `first_room`. `attention.write_kv` joins the queries."""
+    """Normalise the latent vectors, move them to the keys of `room.qkv`, and multiply the queries of each head by its
+    k_up. first, stride: see `first_room`. `attention.write_kv` then joins rotated and multiplied parts of queries."""
     part, room, heads = layer.latent, board.room, layer.heads
     each = part.rotated + part.plain
     before = part.query_rank if part.query_rank else heads * each

@@ -18,9 +18,9 @@ from slipstream.backends.native.kernels.products import ALIGN, copy
 from slipstream.backends.native.kernels.records import ADD, ATTENTION, BOARD, CACHE, LAYER, MODEL, NOTHING, ROWS
 
 _FLIPPED = np.int64(-128 if byte_offset() else 0)
-"""Turns a stored byte into the int8 that it stands for."""
+"""XOR with this turns a stored byte into an int8."""
 _NUMBERS = np.array([4 * fmt.table or range(-fmt.zero, 64 - fmt.zero) for fmt in FORMATS]).astype(np.int8)
-"""What integers of fewer than 8 bits stand for, by format."""
+"""The value of each integer of fewer than 8 bits, by format."""
 _POWERS = np.array([fmt.powers for fmt in FORMATS])
 _FLOAT32, _FLOAT16, _PAIRS = FORMATS.index(FLOAT32), FORMATS.index(FLOAT16), FORMATS.index(BFLOAT16_PAIRS)
 
@@ -40,7 +40,7 @@ def layer_of(model, number):
 
 @kernel()
 def next_rows(rows, last, after):
-    """Fill `after` with one row per sequence b: the one after its row last[b], which sees all rows before it."""
+    """Fill `after` with one row per sequence b: the row that follows row last[b] and sees all rows before it."""
     count = last.shape[0]
     old, new = rows_at(rows.at, rows.count), rows_at(after.at, count)
     for b in range(count):
@@ -52,9 +52,9 @@ def next_rows(rows, last, after):
 
 @kernel()
 def _widest(model):
-    """(widest input of a matrix in columns, widest bytes of a packed row, widest first output of an MLP, size of the
-    largest head, inputs of a layer's output product, outputs of its first product, scratch bytes of a recurrence, and
-    in latent attention the vectors of all heads, and their bytes when they are packed)"""
+    """The largest values over all layers: (columns of a matrix, bytes of a packed row, outputs of the first product of
+    an MLP, size of a head, inputs of a layer's output product, outputs of a layer's first product, scratch bytes of a
+    recurrence, and for latent attention floats and packed bytes of the vectors of all heads)"""
     columns, bytes, wide, size, queries, projected = model.head.columns, model.head.row_bytes, 0, 0, 0, 0
     scratch, up, up_bytes = 0, 0, 0
     for number in range(model.count):
@@ -83,8 +83,9 @@ def _widest(model):
 
 @kernel()
 def room(board, model, rows, arena, columns, bytes):
-    """Divide the arena (uint8) for R rows. columns, bytes: size of a further matrix that rows are prepared for, or 0.
-    If the arena is too small, `bytes` of the result is larger than the arena."""
+    """Divide the arena (uint8) into the scratch memory of a pass over R rows. columns, bytes: columns, and bytes of a
+    packed row, of a further matrix for which rows are prepared, or 0. If the arena is too small, `bytes` of the result
+    is larger than the arena."""
     count, at, longest = rows.count, rows_at(rows.at, rows.count), 0
     for r in range(count):
         longest = max(longest, at[r].length)
@@ -121,7 +122,7 @@ def room(board, model, rows, arena, columns, bytes):
 
 @kernel()
 def _add_block_row(table, token, out):
-    """out += the row of one token, of weights in blocks; see `block_tiles`."""
+    """out += the embedding of one token, from a table stored in blocks; see `block_tiles`."""
     powers = _POWERS[table.format]
     heading, per, scale_bytes = (2 - powers) * PANEL * (1 + table.minima), table.span // table.group, 0
     if table.span > table.group:
@@ -159,13 +160,14 @@ def _add_block_row(table, token, out):
 
 @kernel()
 def _bfloat16(address):
-    """The bfloat16 at an address, as float32."""
+    """Read the bfloat16 at an address as float32."""
     return np.int32(np.uint32(shorts(address, 1)[0]) << np.uint32(16)).view(np.float32)
 
 
 @kernel()
 def embed(table, tokens, x, stride, add):
-    """Row r of x (an address) = (add ? row r : 0) + embedding of tokens[r]; returns whether all are in the table."""
+    """Row r of x (an address) = (add ? row r : 0) + embedding of tokens[r]. Returns whether all tokens are in the
+    table."""
     width = table.width
     for r in range(tokens.shape[0]):
         if tokens[r] < 0 or tokens[r] >= table.count:
@@ -200,7 +202,7 @@ def embed(table, tokens, x, stride, add):
 
 @kernel()
 def _add_attention(board, model, layer, count):
-    """x += the output product of attention, or of a recurrence, or of both."""
+    """x += the output product of attention, of a recurrence, or the sum of both."""
     room, scale = board.room, model.residual_scale * layer.out_scale
     if layer.beside_o.outs > 0:
         mixed = room.mixed + 4 * layer.o.width
@@ -214,13 +216,13 @@ def _add_attention(board, model, layer, count):
 
 @kernel()
 def _merge_array(board, model, norm, y, scale, factor):
-    """As `matrices.merge`, of rows of an array, which lives until this returns."""
+    """Call `matrices.merge` for the rows of array y. As an argument of this function, y stays alive during the call."""
     matrices.merge(board, model, norm, address_of(y), y.shape[1], y.shape[0], scale, factor)
 
 
 @kernel()
 def _add_mlp(board, model, layer, count, factor):
-    """x = factor * (x + the output of the MLP, or of the experts)."""
+    """x = factor * (x + the output of the MLP or of the mixture of experts)."""
     room, scale = board.room, model.residual_scale
     if layer.experts > 0:
         sums = np.empty((count, model.width), np.float32)
@@ -254,14 +256,16 @@ def _add_side(board, model, layer, number, active, count):
 
 @kernel()
 def _project_array(board, matrix, x, y, stride):
-    """Rows at address y = an array of rows, which lives until this returns, times a matrix."""
+    """Rows at address y = rows of array x times a matrix. As an argument of this function, x stays alive during the
+    call."""
     matrices.linear(board, matrix, address_of(x), x.shape[1], x.shape[0], y, stride, NOTHING)
 
 
 @kernel()
 def side_embeddings(board, model, tokens):
-    """Fill `room.side` with each token's embeddings for all layers (Gemma 4): a table's, and a projection of the
-    token's own embedding, normalised. Returns whether all tokens are in the tables."""
+    """Fill `room.side` with each token's embeddings for all layers (Gemma 4). Such an embedding is the sum of a row of
+    `side_embed` and the normalised projection of the token's usual embedding. Returns whether all tokens are in the
+    tables."""
     room, count, width, every = board.room, tokens.shape[0], model.side_width, model.count * model.side_width
     embedded, listed = np.empty((count, model.width), np.float32), np.empty((count, every), np.float32)
     if not embed(model.embed, tokens, address_of(embedded), model.width, NOTHING):
@@ -298,7 +302,7 @@ def one_layer(
     mixes = layer.qkv.outs > 0
     products = 3 if layer.third.outs else 2 if layer.second.outs else 1 if mixes else 0
     first, stride = latent.first_room(board, layer)
-    for product in range(products):  # in order: one's padding is overwritten by the next
+    for product in range(products):  # in order: each product overwrites the padding of the product before
         matrix, place = layer.qkv, first
         if product == 1:
             matrix, place = layer.second, room.qkv + 4 * layer.second_at
@@ -355,12 +359,12 @@ def one_layer(
 
 @kernel()
 def run_layer(board, model, cache, rows, number, given, given_stride, mode, norm, norm_bias, active):
-    """One layer over R rows. Afterwards the first A rows of the residual stream [R, d] are the active ones; the others
-    are undefined.
+    """Run one layer over R rows. Afterwards the first A rows of the residual stream [R, d] are the active rows; its
+    other rows are undefined.
 
     given   address of the input of attention, before the transformation `mode` (NORM or PLAIN); keys and values of all
             R rows are written to the cache
-    active  int64 [A], increasing: the rows that are computed further
+    active  int64 [A], increasing: the rows for which the rest of the layer is computed
     """
     records = (where(board), where(model), where(cache), where(rows))
     args = (number, given, given_stride, mode, norm, norm_bias, address_of(active), active.shape[0])

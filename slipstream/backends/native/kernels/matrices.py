@@ -13,13 +13,13 @@ from slipstream.backends.native.kernels.products import ALIGN, BAND, NORM, PLAIN
 from slipstream.backends.native.kernels.records import BOARD, NOTHING
 
 MIN_SHARED_BYTES = 1 << 15
-"""Smaller products, in bytes of weights, run on one thread."""
+"""A product with fewer bytes of weights runs on one thread."""
 
 MIN_SHARED_NUMBERS = 1 << 15
-"""Fewer numbers are prepared on one thread."""
+"""One thread prepares rows if they have fewer numbers in total."""
 
 NARROW = lanes() < PANEL
-"""Whether a tile has at most two panels, whatever the format."""
+"""Whether tiles of every format have at most two panels on this processor."""
 
 MIN_SHARED_SCORES = 1024
 """Attention over fewer scores runs on one thread."""
@@ -28,7 +28,7 @@ MIN_SHARED_STATE = 1024
 """Recurrent layers whose heads have smaller states run on one thread."""
 
 MIN_SPLIT_SLOTS = 512
-"""From this number of slots on, the context is split among threads if there are too few heads for all threads."""
+"""If there are fewer heads than threads, a context of this number of slots or more is split among threads."""
 
 
 _ONE, _NONE, _SINGLE = np.float32(1), np.float32(0), np.int64(1)
@@ -42,14 +42,14 @@ def scratch_of(columns):
 
 @kernel()
 def attention_scratch(size, width):
-    """Scratch bytes of attention over `width` slots, per thread, or per group if the context is split: packed queries
-    or weighted sums, then scores."""
+    """Scratch bytes of attention over `width` slots, for packed queries or weighted sums, then scores. A thread needs
+    this scratch, or, if the context is split, a group."""
     return 4 * MOST_HEADS * (size + width)
 
 
 @kernel()
 def _prepare(board, matrix, sections, count, most, rows, packed):
-    """Prepare rows for products as `board.prepare` says. See `_multiply_sections`."""
+    """Transform and pack rows for products, with the settings in `board.prepare`. See `_multiply_sections`."""
     job = board.prepare
     job.sections, job.pieces, job.packed = sections, tiles_of(most, matrix.most_rows), packed
     share(board, records.PREPARED, count * job.pieces, rows * matrix.columns > MIN_SHARED_NUMBERS)
@@ -57,12 +57,12 @@ def _prepare(board, matrix, sections, count, most, rows, packed):
 
 @kernel()
 def _multiply_sections(board, matrix, sections, count, most, rows, y, y_stride, add, scale, cap):
-    """Prepare the rows of SECTIONs as `board.prepare` says, and multiply them.
+    """Prepare the rows of SECTIONs with the settings in `board.prepare`, and multiply them.
 
-    matrix      of one of them; the others have the same shape and format
-    sections    their address; count: how many
-    most, rows  the rows of the largest one, and of all
-    scale, cap  of the outputs, if not 1 and 0
+    matrix      matrix of one section; the matrices of other sections have the same shape and format
+    sections    address of `count` SECTIONs
+    most, rows  number of rows of the largest section, and of all sections
+    scale, cap  scale and soft cap of the outputs; 1 and 0 for none
     """
     job, packed = board.product, board.room.packed
     _prepare(board, matrix, sections, count, most, rows, packed)
@@ -72,7 +72,7 @@ def _multiply_sections(board, matrix, sections, count, most, rows, y, y_stride, 
     if outs < 4 * ALIGN * board.threads and most > 2:
         outputs = PANEL  # few outputs for many threads: narrow tiles, which are efficient with several rows
     elif outs * bands < 16 * ALIGN * board.threads and (matrix.group > 0 or NARROW):
-        outputs = 2 * PANEL  # threads end at about the same time; a tile has at most two panels anyway
+        outputs = 2 * PANEL  # small units, so that threads end at about the same time; tiles have at most two panels
     job.sections, job.packed, job.scale, job.cap = sections, packed, scale, cap
     job.y, job.stride, job.add, job.share, job.bands = y, y_stride, add, outputs, bands
     job.pieces = (matrix.outs + outputs - 1) // outputs * bands
@@ -95,8 +95,8 @@ def _multiply(board, matrix, inputs, stride, rows, y, y_stride, add, scale, cap)
 
 @kernel()
 def pack_alone(board, model, matrix, rows, norm, bias, sections):
-    """Pack the first rows of the residual stream, normalised, for the matrices of experts: each as a tile of its own,
-    in `board.room.alone`. sections: SECTION [>= rows], scratch."""
+    """Normalise the first rows of the residual stream, and pack them for the matrices of experts. Each row becomes a
+    tile of its own in `board.room.alone`. sections: SECTION [>= rows], scratch."""
     job, room = board.prepare, board.room
     for r in range(rows):
         sections[r].matrix, sections[r].first, sections[r].rows = where(matrix), r, 1
@@ -120,14 +120,14 @@ def multiply_sections(board, model, sections, count, inputs, stride, mode, gathe
 @kernel()
 def linear(board, matrix, inputs, stride, rows, y, y_stride, add):
     """y[r] = (add ? y[r] : 0) + x[r] @ w.T + bias for rows at `inputs`, `stride` apart; y float32 [rows, y_stride],
-    y_stride >= padded outs. They are packed in `board.room`."""
+    y_stride >= padded outs. The rows are packed in `board.room`."""
     board.prepare.mode, board.prepare.gather = PLAIN, NOTHING
     _multiply(board, matrix, inputs, stride, rows, y, y_stride, add, _ONE, _NONE)
 
 
 @kernel()
 def transformed(board, model, matrix, inputs, stride, rows, mode, norm, bias, y, y_stride, add):
-    """`linear` of rows that are transformed first: see `products.prepare`."""
+    """As `linear`, for rows that are transformed by `mode` first: see `products.prepare`."""
     job = board.prepare
     job.model, job.mode, job.weight, job.bias, job.gather = where(model), mode, norm, bias, NOTHING
     _multiply(board, matrix, inputs, stride, rows, y, y_stride, add, _ONE, _NONE)
@@ -135,7 +135,7 @@ def transformed(board, model, matrix, inputs, stride, rows, mode, norm, bias, y,
 
 @kernel()
 def logits_of(board, model, inputs, stride, rows, mode, gather, y, y_stride):
-    """y = the logits of rows, by the model's final norm and its head."""
+    """y = the logits of rows, computed by the model's final norm and output matrix."""
     job = board.prepare
     job.model, job.mode, job.weight, job.bias, job.gather = where(model), mode, model.norm, model.norm_bias, gather
     scale, cap = model.logits_scale, model.logits_cap
@@ -154,7 +154,7 @@ def merge(board, model, norm, y, y_stride, rows, scale, factor):
 
 @kernel()
 def write_kv(board, model, layer, cache, rows, qkv, stride):
-    """Write keys and values of R rows to the cache of a layer; heads are normalised and rotated first."""
+    """Normalise and rotate the heads of R rows, and write keys and values to the cache of a layer."""
     job, count = board.write_kv, rows.count
     pair = integers(cache.layers + 16 * layer.kv, 2)
     job.layer, job.qkv, job.stride = where(layer), qkv, stride
@@ -168,7 +168,7 @@ def write_kv(board, model, layer, cache, rows, qkv, stride):
 
 @kernel()
 def group_rows(rows, active, each, starts):
-    """Group active rows of one sequence so that their query heads, `each` per row, fill a tile. Bundle i starts at
+    """Bundle active rows of one sequence so that their query heads (`each` per row) fill a tile. Bundle i starts at
     index starts[i] of `active`. Returns (number of bundles, longest context)."""
     longest, bundles, at = 0, 0, rows_at(rows.at, rows.count)
     for a in range(active.shape[0]):
@@ -194,7 +194,7 @@ def attend(board, layer, cache, rows, active, starts, bundles, longest, q, strid
     job.heads, job.kv_heads, job.size = layer.heads, layer.kv_heads, layer.size
     job.window, job.causal, job.scale = layer.window, layer.causal, layer.scale
     job.cap, job.sinks, job.gate = layer.cap, layer.sinks, NOTHING
-    if layer.gate:  # after queries, keys and values
+    if layer.gate:  # the gates follow queries, keys and values in a row
         job.gate, job.gate_each = q + 4 * (layer.heads + 2 * layer.kv_heads * layer.writes) * layer.size, layer.gate
     job.width = (longest + cache.slots - 1) // cache.slots * cache.slots
     job.scores, job.mix = cache.scores, cache.mix
@@ -212,7 +212,7 @@ def attend(board, layer, cache, rows, active, starts, bundles, longest, q, strid
 
 @kernel()
 def recur(board, part, cache, rows, inputs, stride, out, out_stride):
-    """out = what a recurrent layer computes of R rows of inputs, before its output product."""
+    """out = the output of a recurrent layer for R rows of inputs, before its output product."""
     job, count = board.recur, rows.count
     job.part, job.rows, job.stride, job.at = where(part), inputs, stride, rows.at
     job.states, job.ring, job.out, job.out_stride = cache.states, cache.ring, out, out_stride
@@ -228,8 +228,8 @@ def recur(board, part, cache, rows, inputs, stride, out, out_stride):
 
 @callback(types.void(types.int64, types.int64, types.int64))
 def run_unit(address, unit, thread):
-    """Do one unit of the work that the BOARD at `address` describes. A callback, because a kernel that calls another
-    one by name contains all of its code."""
+    """Do one unit of the work that the BOARD at `address` describes. This is a callback, because a kernel that calls
+    another kernel by name contains all of its code."""
     board = carray(pointer(address), (1,), BOARD)[0]
     op = board.op
     if op == records.PRODUCTS:

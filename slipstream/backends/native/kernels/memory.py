@@ -20,8 +20,9 @@ _WORD, _BYTE, _HALF = ir.IntType(64), ir.IntType(8), ir.HalfType()
 
 
 def operation(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Decorate a function that writes LLVM code, so that kernels can call it. It gets the builder and the values of the
-    arguments, and returns the value of the result, or None if there is none. Without types it takes the caller's."""
+    """Decorate a function that writes LLVM code, so that kernels can call it. The function gets the builder and the
+    values of the arguments, and returns the value of the result, or None if there is no result. Without `arguments`, it
+    accepts the types of the caller."""
 
     def decorate(generate: Callable[..., Any]) -> Any:
         @wraps(generate)  # Numba reads the names of the arguments
@@ -64,20 +65,20 @@ def _counter(b: ir.IRBuilder, address: Any) -> Any:
 
 @operation(types.int64, types.int64)
 def load(b, address):
-    """The counter at an address (acquire): what another thread wrote before storing this value is visible
-    afterwards."""
+    """Read the counter at an address (acquire): everything that another thread wrote before it stored this value is
+    visible afterwards."""
     return b.load_atomic(_counter(b, address), "acquire", 8)
 
 
 @operation(types.none, types.int64, types.int64)
 def store(b, address, value):
-    """Set the counter at an address (release): a thread that loads this value sees what was written before."""
+    """Set the counter at an address (release): a thread that loads this value sees everything written before."""
     b.store_atomic(value, _counter(b, address), "release", 8)
 
 
 @operation(types.int64, types.int64, types.int64)
 def fetch_add(b, address, more):
-    """Add to the counter at an address; returns its value before."""
+    """Add `more` to the counter at an address. Returns the counter's value before."""
     return b.atomic_rmw("add", _counter(b, address), more, "acq_rel")
 
 
@@ -99,8 +100,8 @@ def call(b, address, values):
 
 @operation(types.float32, types.int64)
 def half(b, address):
-    """The float16 at an address, as float32 (Numba has no 16-bit floats on CPUs). Never runs on a processor without
-    float16 instructions, where nothing is stored in float16: LLVM would call a library function that is not there."""
+    """Read the float16 at an address as float32 (Numba has no 16-bit floats on CPUs). Needs float16 instructions:
+    without them LLVM would call a library function that does not exist. Processors without them store no float16."""
     if not converts_half():
         return ir.Constant(ir.FloatType(), 0.0)
     return b.fpext(b.load(b.inttoptr(address, _HALF.as_pointer()), align=2), ir.FloatType())
@@ -108,13 +109,13 @@ def half(b, address):
 
 @operation(types.none, types.int64, types.float32)
 def put_half(b, address, value):
-    """Write a float32 as float16 to an address; restricted as `half`."""
+    """Write a float32 as float16 to an address. Needs float16 instructions, as `half` does."""
     if converts_half():
         b.store(b.fptrunc(value, _HALF), b.inttoptr(address, _HALF.as_pointer()), align=2)
 
 
 def _array(kind: Any) -> Any:
-    """A kernel: (address, count) -> array [count] of this type at the address."""
+    """Make a kernel (address, count) that returns the array [count] of this type at the address."""
 
     @kernel()
     def array(address, count):

@@ -1,8 +1,8 @@
 """MLPs and mixtures of experts.
 
-A mixture computes the experts that rows of a pass chose, their union, and reads each of them once: one product for all
-pairs of a row and an expert, whatever their number, with its first matrix, then one with its second. Pairs are in the
-order of experts. R rows, P pairs, d width.
+A mixture computes all experts that any row of a pass chose, and reads each of these experts once. One product
+multiplies all pairs of a row and an expert by the experts' first matrices, and another product by their second
+matrices. Pairs are in the order of experts. R rows, P pairs, d width.
 """
 
 import numpy as np
@@ -16,9 +16,9 @@ from slipstream.backends.native.kernels.records import NOTHING, SECTION
 
 UP, DOWN = NOTHING, np.int64(1)
 MOST_PAIRS = 512
-"""Pairs that are computed at a time if no expert has more, which bounds the memory of prompts."""
+"""Most pairs that are computed at a time, unless one expert has more. The limit bounds the memory for prompts."""
 _LEFT_OUT = np.float32(-3e38)
-"""Rank of an expert outside of the best groups: it is chosen if all others are."""
+"""Rank of an expert outside of the best groups. It is chosen only after all experts of the best groups."""
 
 
 @kernel()
@@ -29,7 +29,7 @@ def expert_of(model, number, part):
 
 @kernel()
 def _weigh(model, row):
-    """Turn the scores of experts into weights: by the sigmoid, or by the softmax over all."""
+    """Turn the scores of experts into weights, by the sigmoid or by the softmax over all experts."""
     count = row.shape[0]
     if model.sigmoid_experts:
         for e in range(count):
@@ -69,12 +69,12 @@ def _leave_groups_out(model, ranks):
 @kernel()
 def _choose(model, layer, scores, stride, count, chosen, shares):
     """Choose the `experts_per_token` best experts of each row by their scores [count, experts]; shares receives their
-    weights. They are distinct, even if scores are NaN: an expert has room for each row once."""
+    weights. The chosen experts are distinct even if scores are NaN, because an expert has room for a row only once."""
     most = model.experts_per_token
     ranks = np.empty(layer.experts, np.float32)
     for r in range(count):
         row = floats(scores + 4 * stride * r, layer.experts)
-        for e in range(layer.experts):  # scores: large ones have equal weights
+        for e in range(layer.experts):  # compare scores, because the weights of large scores are equal
             ranks[e] = max(row[e], _LEFT_OUT)
         _weigh(model, row)
         if layer.correction or model.groups > model.top_groups:
@@ -104,7 +104,7 @@ def _choose(model, layer, scores, stride, count, chosen, shares):
 
 @kernel()
 def inner(board, model, layer, up, norm, count):
-    """The first product of an MLP for the first `count` rows of the residual stream, normalised."""
+    """Compute the first product of an MLP for the normalised first `count` rows of the residual stream."""
     room = board.room
     matrices.transformed(
         board, model, up, room.x, room.stride, count, NORM if norm else PLAIN, norm, layer.mlp_norm_bias, room.wide,
@@ -114,7 +114,7 @@ def inner(board, model, layer, up, norm, count):
 
 @kernel()
 def outer(board, model, down, count, y, stride, add):
-    """y = the second product of an MLP."""
+    """y = the second product of an MLP, or y += it if `add`."""
     room = board.room
     matrices.transformed(
         board, model, down, room.wide, room.wide_stride, count, GATE if model.gated else ACTIVATE, NOTHING, NOTHING,
@@ -124,7 +124,7 @@ def outer(board, model, down, count, y, stride, add):
 
 @kernel()
 def _add_expert_of_all(board, model, layer, count, sums):
-    """sums += the output of the shared expert, times the sigmoid of its score if it has one."""
+    """sums += the output of the shared expert, times the sigmoid of its score if there is a `shared_router`."""
     room = board.room
     shares = np.ones(count, np.float32)
     if layer.shared_gate:
@@ -143,8 +143,8 @@ def _add_expert_of_all(board, model, layer, count, sums):
 
 @kernel()
 def _sort(chosen, shares, starts, rows, weights):
-    """Sort the pairs of a row and an expert that it chose: expert e has the pairs starts[e] to starts[e + 1] - 1, of
-    which `rows` [P] and `weights` [P] receive row and weight. starts: int64 [experts + 1]."""
+    """Sort the pairs of a row and a chosen expert by expert: expert e has the pairs starts[e] to starts[e + 1] - 1.
+    rows [P] and weights [P] receive row and weight of each pair. starts: int64 [experts + 1]."""
     starts[:] = 0
     for r in range(chosen.shape[0]):
         for k in range(chosen.shape[1]):
@@ -161,7 +161,8 @@ def _sort(chosen, shares, starts, rows, weights):
 
 @kernel()
 def _fill_sections(model, layer, starts, first, last, part, sections):
-    """Fill SECTIONs with the pairs of the chosen ones among the experts first to last - 1. Returns their number."""
+    """Fill one SECTION with the pairs of each chosen expert among the experts first to last - 1. Returns the number of
+    SECTIONs."""
     count = 0
     for e in range(first, last):
         if starts[e + 1] > starts[e]:
@@ -182,7 +183,7 @@ def _add_experts(board, model, layer, starts, first, last, rows, weights, sectio
         board, model, sections, count, room.alone, NOTHING, PACKED, address_of(rows) + 8 * start, room.wide,
         room.wide_stride,
     )  # fmt: skip
-    if model.weighted_inputs:  # the product is linear
+    if model.weighted_inputs:  # scaling the output is the same: the product is linear
         outs = expert_of(model, layer.first_expert, UP).outs
         for p in range(start, starts[last]):
             row = floats(room.wide + 4 * room.wide_stride * (p - start), outs)
@@ -202,8 +203,8 @@ def _add_experts(board, model, layer, starts, first, last, rows, weights, sectio
 
 @kernel()
 def mixture(board, model, layer, count, sums):
-    """sums = the weighted outputs of each row's chosen experts. Only chosen experts are read. Their input is a
-    norm of x; each row adds its experts in the order of their numbers."""
+    """sums = the weighted outputs of each row's chosen experts. Only chosen experts are read. Their input is the norm
+    of x. The outputs of a row are added in the order of experts."""
     room, most, experts = board.room, model.experts_per_token, layer.experts
     chosen, shares = np.empty((count, most), np.int64), np.empty((count, most), np.float32)
     inner(board, model, layer, layer.router, layer.router_norm, count)

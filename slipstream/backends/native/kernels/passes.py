@@ -1,7 +1,12 @@
-"""Whole passes: a decoder over packed rows, and several of its steps in one call; a draft of an EAGLE head (see
-`heads.eagle_head`) or an MTP layer, the context of a DFlash head (see `heads.dflash_head`; its blocks are passes of a
-decoder), and the logits of all Medusa heads (see `heads.medusa_heads`). Nothing is prepared again when the number of
-rows changes, as it does in nearly every step of speculation. Rows are batch-invariant.
+"""Complete passes as compiled functions:
+
+    _forward, decode   a decoder over packed rows; several decoding steps in one call
+    draft_eagle        the draft of an EAGLE head (see `heads.eagle_head`) or an MTP layer
+    read_context       the context of a DFlash head (see `heads.dflash_head`); its blocks are passes of a decoder
+    draft_medusa       the logits of all Medusa heads (see `heads.medusa_heads`)
+
+Nothing is prepared again when the number of rows changes, as it does in nearly every step of speculative decoding. Rows
+are batch-invariant.
 
 R rows, d width, V vocabulary (of the draft), K steps or heads, B sequences; W width of the target's states, T taps.
 """
@@ -23,7 +28,7 @@ from slipstream.backends.native.kernels.recurrent import advance
 
 @kernel()
 def _copy_tap(model, space, count, taps, tap, tapped):
-    """Copy the residual stream to each element of `tapped` that asks for this tap."""
+    """Copy the residual stream to the elements of `tapped` whose entry in `taps` is this tap."""
     for i in range(taps.shape[0]):
         if taps[i] == tap:
             for r in range(count):
@@ -44,13 +49,13 @@ def _forward(
 
     tokens   int64 [R], if first is 0; else `given` float32 [R, d] is the residual stream that the layers start from
     wanted   int64 [A], increasing: the rows whose logits [A, padded V] are computed, by the final norm and head
-    alone    whether only these rows are needed: the last layer then computes only them
-    taps     int64 [T]: numbers of layers, -1: after the final norm; the residual stream there is written to tapped
-             [T, R, d]
+    alone    whether only the wanted rows are needed; the last layer then computes only these rows
+    taps     int64 [T]: numbers of layers (-1: after the final norm); the residual stream of these layers is written to
+             tapped [T, R, d]
     stream   [R, d] receives the residual stream at the end, or is empty
     arena    uint8: scratch memory; threads: number of threads
     Returns FINE, NOT_FINITE (some logits are computed from an infinite or NaN value), NO_SUCH_TOKEN or NO_SUCH_POSITION
-    (nothing was done), or -n: n bytes of arena are needed.
+    (nothing was done), or -n if n bytes of arena are needed.
     """
     board, model, cache, rows = boards[0], models[0], caches[0], packed[0]
     board.threads, board.experts_read = threads, 0
@@ -118,14 +123,16 @@ def decode(
     """Decode K tokens of each of B sequences: first the pending rows, then one row per sequence and step, with the
     token of the step before.
 
-    tokens [M]   of the pending rows; last int64 [B]: the last row of each sequence
+    tokens [M]   tokens of the pending rows
+    last         int64 [B]: the last row of each sequence
     depth        number of layers to run
-    picks        `Picks`: how tokens are picked, and whether the call ends before K (not if `stream` is filled)
+    picks        `Picks`: how tokens are picked, and whether the call may end before K steps (not if `stream` is filled)
     taps, tapped [K, T, B, d]: see `forward`; with taps, one row of each sequence is pending
-    drawn        [K, B] receives the tokens, logits [K, B, padded V] the raw logits, and probs [K, B, V], in float64,
-                 their distributions; unchanged if maxima are picked
-    stream       if not empty: receives the residual stream of the pending rows [M, d]; the last tokens are then
-                 processed, too, and later [K, B, d] receives the residual stream of the drawn tokens
+    drawn        [K, B] receives the tokens
+    logits       [K, B, padded V] receives the raw logits
+    probs        float64 [K, B, V] receives the distributions of the tokens; unchanged if argmaxes are picked
+    stream       if not empty, receives the residual stream of the pending rows [M, d]; the last tokens are then run
+                 through the model, too, and later [K, B, d] receives the residual stream of the drawn tokens
     Returns the same as `forward`; NOT_FINITE if any step returned it.
     """
     steps, streams = drawn.shape[0], stream.shape[0] > 0
@@ -156,14 +163,14 @@ def decode(
 
 @kernel()
 def _product(board, matrix, x, y):
-    """y [R, padded outs] = x [R, columns] times a matrix. Arrays that are passed to a kernel live until it returns; an
-    array of which only the address is passed may be freed before."""
+    """y [R, padded outs] = x [R, columns] times a matrix. The arguments are arrays, because an array of which only the
+    address is passed may be freed before the call returns."""
     linear(board, matrix, address_of(x), x.shape[1], x.shape[0], address_of(y), y.shape[1], NOTHING)
 
 
 @kernel()
 def _fuse(board, head, taps):
-    """Concatenated taps [R, T * W] -> input features of EAGLE-3 or DFlash [R, padded d]."""
+    """Map concatenated taps [R, T * W] to the input features of an EAGLE-3 or DFlash head [R, padded d]."""
     x, width, eps = taps.copy(), head.target_width, head.decoder.eps
     for r in range(x.shape[0]):
         for t in range(head.taps if head.tap_norms else 0):
@@ -178,8 +185,8 @@ def _fuse(board, head, taps):
 
 @kernel()
 def _eagle_step(board, head, caches, rows, tokens, feature, wanted, after, logits, arena):
-    """One pass over features [R, >= d] and the tokens that follow them. The wanted rows' next features are written to
-    after [A, d], their logits to logits [A, padded V]. Returns the status as `forward`."""
+    """Run one pass over features [R, >= d] and the tokens that follow them. Writes the next features of the wanted rows
+    to after [A, d], and their logits to logits [A, padded V]. Returns the same status as `_forward`."""
     model, count = head.decoder, rows.count
     space = room(board, model, rows, arena, head.fc.columns, head.fc.row_bytes)
     width, layers, first_version = model.width, model.count, head.feature_norm == 0
@@ -232,8 +239,8 @@ def draft_eagle(
 ):  # fmt: skip
     """Run packed rows, then draft K tokens after the wanted rows, one after another.
 
-    tokens [R]     the tokens that follow the features: concatenated taps [R, T * W] or, `from_head`, the head's outputs
-                   [R, d]
+    tokens [R]     the tokens that follow the features
+    features       concatenated taps [R, T * W] or, with `from_head`, outputs of the head [R, d]
     after_rows     ROWS with room for B rows
     wanted         int64 [A], increasing; if K > 0, the last row of each sequence: A = B
     picks          `Picks`: how tokens are picked, and whether the call ends before K
@@ -272,8 +279,8 @@ def draft_eagle(
 
 @entry
 def read_context(boards, heads, caches, packed, taps, arena, threads):
-    """Write the keys and values of the context of a DFlash head: R rows, concatenated taps [R, T * W]. Returns FINE, or
-    -n: n bytes of arena are needed."""
+    """Write the keys and values of the context of a DFlash head: R rows with concatenated taps [R, T * W]. Returns
+    FINE, or -n if n bytes of arena are needed."""
     board, head, rows = boards[0], heads[0], packed[0]
     board.threads = threads
     space = room(board, head.decoder, rows, arena, head.fc.columns, head.fc.row_bytes)
@@ -289,8 +296,8 @@ def read_context(boards, heads, caches, packed, taps, arena, threads):
 
 @entry
 def draft_medusa(boards, heads, hidden, states, logits, arena, threads):
-    """The logits of all Medusa heads: hidden [B, d] -> logits [K, B, padded V]; states [K, B, d] is scratch. Returns
-    FINE, or -n: n bytes of arena are needed."""
+    """Compute the logits of all Medusa heads: hidden [B, d] -> logits [K, B, padded V]. states [K, B, d] is scratch.
+    Returns FINE, or -n if n bytes of arena are needed."""
     board, head = boards[0], heads[0]
     board.threads = threads
     count, rows, width = states.shape

@@ -1,7 +1,7 @@
-"""How the threads of a pass share its work: the main thread posts it as numbered units, which do not write to the same
-memory. Each thread takes units of its slice one by one, then of other slices. The main thread waits until all are done,
-so a pass only waits for a suspended thread that has taken a unit. A unit is taken by decrementing the counter of a
-slice, without a lock; the records that describe the work do not change before all units are done.
+"""How threads share the work of a pass. The main thread posts work as numbered units, which do not write to the same
+memory. Each thread takes units of its slice one by one, then units of other slices. The main thread waits until all
+units are done, so a suspended thread delays a pass only if it has taken a unit. A thread takes a unit by decrementing
+the counter of a slice, without a lock. The records that describe the work do not change before all units are done.
 """
 
 from slipstream.backends.native.kernels.compiled import entry, kernel
@@ -10,10 +10,10 @@ from slipstream.backends.native.kernels.records import NOTHING
 
 MOST_THREADS = 256
 LINE = 64
-"""Bytes of a cache line: each counter has its own."""
+"""Bytes of a cache line. Each counter has its own cache line."""
 
 DONE, POSTED, STOP = MOST_THREADS * LINE, (MOST_THREADS + 1) * LINE, (MOST_THREADS + 2) * LINE
-"""Offsets of the counters after those of the slices: units done, number of posts, and whether threads shall stop."""
+"""Offsets of the counters that follow the counters of slices: units done, number of posts, and whether threads stop."""
 
 COUNTER_BYTES = (MOST_THREADS + 3) * LINE
 

@@ -15,7 +15,7 @@ _ARM_CODE = {
     "%b = sext <16 x i8> %a to <16 x i32> %c = call i32 @llvm.vector.reduce.add.v16i32(<16 x i32> %b) ret i32 %c }",
     "bf16": "define bfloat @f(float %a) { %b = fptrunc float %a to bfloat ret bfloat %b }",
 }
-"""Feature -> code that LLVM compiles to an instruction of that feature where it may."""
+"""For each feature, code that LLVM compiles to an instruction of the feature if the processor has it."""
 
 
 @functools.cache
@@ -28,8 +28,9 @@ def has(feature: str) -> bool:
 
 
 def _implies(feature: str, features: str) -> bool:
-    """Return True if the name of the Arm processor for which Numba compiles implies a feature. On Linux LLVM lists few
-    features of Arm and derives the others from that name. The code that it generates shows them."""
+    """Return True if the name of the Arm processor for which Numba compiles implies a feature. On Linux, LLVM lists
+    only a few features of Arm processors and derives the rest from the processor's name. The generated code shows
+    whether LLVM uses the feature."""
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     name = config.CPU_NAME or binding.get_host_cpu_name()  # type: ignore[attr-defined]
@@ -69,7 +70,8 @@ def adds_pairs() -> bool:
 
 
 def lookup() -> tuple[int, str]:
-    """Return bytes of a vector, and LLVM's name of the instruction that replaces each, below 16, by a table's."""
+    """Return the bytes of a vector, and LLVM's name of the instruction that replaces each byte (an index below 16) by a
+    table's entry."""
     if is_arm():
         return 16, "llvm.aarch64.neon.tbl1.v16i8"
     if lanes() == 16 and has("avx512bw"):
@@ -88,12 +90,14 @@ def converts_half() -> bool:
 
 
 def kv_refusal(kv_dtype: str) -> str | None:
-    """Why this processor cannot have a KV cache in this format, or None if it can. Scales of q8_0 are in float16."""
+    """Return why this processor cannot have a KV cache in this format, or None if it can. The scales of q8_0 are
+    float16, too."""
     if kv_dtype == "float32" or converts_half():
         return None
     return "this processor has no instructions for float16 (F16C)"
 
 
 def byte_offset() -> int:
-    """Added to int8 weights if the instruction needs one unsigned operand (x86): they are stored as 1 to 255."""
+    """The offset added to int8 weights. On x86, instructions need one unsigned operand, so weights are stored as 1 to
+    255."""
     return 0 if is_arm() else 128

@@ -14,20 +14,20 @@ from slipstream.backends.native.kernels.records import MATRIX, MODEL, SECTION
 from slipstream.backends.native.kernels.vectors import locator
 
 ALIGN = 64
-"""The number of outputs of a matrix is padded to a multiple of it, with zeros."""
+"""The number of outputs of a matrix is padded with zeros to a multiple of this."""
 
 BAND = 48
 """Maximum rows of a unit of work."""
 
 PLAIN, NORM, GATE, ACTIVATE, PACKED = map(np.int64, range(5))  # typed: each literal argument would have its own type
-"""How a row is transformed first. PACKED: it is packed already, as a tile of its own."""
+"""How a row is transformed before a product. PACKED: the row is packed already, as a tile of its own."""
 
 _PAIRS, _INT8_PAIRS, _TWICE = (FORMATS.index(fmt) for fmt in (BFLOAT16_PAIRS, INT8_PAIRS, INT8_QUADS_TWICE))
 _round_16, _round_32, _round_64 = (locator(round_groups, group, 8) for group in (16, 32, 64))
 _wide_16, _wide_32, _wide_64 = (locator(round_groups, group, 16) for group in (16, 32, 64))
 _WIDE, _ADDED = tuple(fmt.wide for fmt in FORMATS), tuple(fmt.added for fmt in FORMATS)
 _OFFSET = np.int32(byte_offset())
-_MOST = 127 * 256 + 127  # whose upper byte, rounded, is 127
+_MOST = 127 * 256 + 127  # the largest number whose rounded upper byte is 127
 
 
 @kernel()
@@ -38,33 +38,33 @@ def copy(x, out):
 
 @kernel()
 def matrix_at(address, number):
-    """MATRIX record `number` of those at an address."""
+    """Record `number` of the array of MATRIX records at an address."""
     return carray(pointer(address), (number + 1,), MATRIX)[number]
 
 
 @kernel()
 def section_at(address, number):
-    """SECTION record `number` of those at an address."""
+    """Record `number` of the array of SECTION records at an address."""
     return carray(pointer(address), (number + 1,), SECTION)[number]
 
 
 @kernel()
 def tiles_of(rows, most):
-    """Number of tiles for `rows` rows."""
+    """Number of tiles for `rows` rows, of at most `most` rows each."""
     return (rows + most - 1) // most
 
 
 @kernel()
 def first_of(tile, rows, most):
-    """The first row of a tile. Tiles have similar sizes, because one row costs as many loads of weights as a full
-    tile."""
+    """The first row of a tile. Tiles have similar numbers of rows, because a tile of one row loads as many weights as a
+    full tile."""
     return tile * rows // tiles_of(rows, most)
 
 
 @kernel(fastmath=EXACT)
 def _round(x, most, out):
-    """Round a row to integers in [-most, most], `most` at its largest absolute value. Returns the unit: the value of
-    the integer 1."""
+    """Round a row to integers in [-most, most]; its largest absolute value becomes `most`. Returns the value of the
+    integer 1."""
     top = max_abs(x)
     factor = np.float32(most) / max(top, np.float32(1e-30))
     for i in range(x.shape[0]):
@@ -120,7 +120,7 @@ def _pack_quads_twice(x, base, r, count, narrow, bytes):
 
 @kernel()
 def norm_row(model, row, weight, bias, out):
-    """The model's kind of norm, for one row [d]."""
+    """Apply the model's kind of norm to one row [d]."""
     n = row.shape[0]
     if model.layer_norm:
         layer_norm(row, floats(weight, n), floats(bias, n), model.eps, out)
@@ -142,7 +142,8 @@ def _transform(job, row, out):
 
 @kernel()
 def _interleave(job, matrix, first, count):
-    """Join rows that are packed alone to a tile: whole words of all rows in turn, then activations by groups."""
+    """Join rows that are packed alone to one tile, by interleaving first their words of 32 bits, then their activations
+    by groups."""
     bytes, group = matrix.row_bytes, max(matrix.group, 1)
     numbers, groups = bytes // 4, matrix.columns // group
     if matrix.group:
@@ -161,8 +162,8 @@ def _interleave(job, matrix, first, count):
 def prepare(job, unit, thread):
     """Unit of work: transform the rows of one tile of a section and pack them.
 
-    inputs: float32, rows `stride` apart; gather: int64 [rows], which of them, or 0 for all in order. The tile is
-    written to packed + first * row_bytes, in the layout of `tiles.matrix_tile` for the format.
+    inputs: float32 rows, `stride` apart. gather: int64 [rows], the numbers of the rows to pack, or 0 for all rows in
+    order. The tile is written to packed + first * row_bytes, in the layout of `tiles.matrix_tile` for the format.
     """
     section, tile = section_at(job.sections, unit // job.pieces), unit % job.pieces
     scratch, matrix = job.scratch + thread * job.scratch_bytes, matrix_at(section.matrix, 0)
@@ -230,14 +231,14 @@ def _finish(job, logits):
 
 @kernel()
 def product(job, unit, thread):
-    """Unit of work: `share` outputs of a band of a section's packed rows; see `tiles.matrix_tile`."""
+    """Unit of work: compute `share` outputs for a band of a section's packed rows; see `tiles.matrix_tile`."""
     section, piece = section_at(job.sections, unit // job.pieces), unit % job.pieces
     matrix = matrix_at(section.matrix, 0)
     tiles = tiles_of(section.rows, matrix.most_rows)
     band, block = piece % job.bands, piece // job.bands
     low = block * job.share
     high = min(low + job.share, matrix.outs)
-    for o in range(low, high, ALIGN):  # the weights of so few outputs stay in cache while all rows use them
+    for o in range(low, high, ALIGN):  # the weights of ALIGN outputs stay in cache while all rows use them
         outs = min(ALIGN, high - o)
         for tile in range(band * tiles // job.bands, (band + 1) * tiles // job.bands):
             first = section.first + first_of(tile, section.rows, matrix.most_rows)

@@ -5,14 +5,15 @@ convolution over channels, and its decay g:
 
     Gated DeltaNet   S = g S + k (beta (v - k' g S))'      Mamba-2   S = g S + k (dt v)'      output: q' S
 
-States are committed lazily. A state holds the tokens that were certain when it was written. What the layer computed of
-later tokens before the recurrence, their *inputs*, is kept in a ring. A pass reads the state once, applies the inputs
-of the tokens that were accepted meanwhile, writes it back, and runs its own rows on a copy that is thrown away. So a
-rejected token leaves no trace, no state is copied or restored, and every state is bitwise the state of plain decoding:
-tokens are applied one by one in the same order.
+States are committed lazily. A state contains the tokens that were accepted when it was written. The *inputs* of later
+tokens, which are the values that the layer computes before the recurrence, are kept in a ring buffer. A pass reads the
+state once, applies the inputs of the tokens that were accepted meanwhile, writes the state back, and runs its own rows
+on a copy that is thrown away. So a rejected token leaves no trace, and no state has to be restored. Every state is
+bitwise the state of plain decoding, because tokens are applied one by one in the same order.
 
-A row of inputs: the channels of the convolution (all q, then k, then v), then the numbers of each head (Gated DeltaNet:
-all beta, then all decays; Mamba-2: all time steps), then, not kept, the gates of the output.
+A row of inputs has the channels of the convolution (all q, then k, then v), then the numbers of each head (Gated
+DeltaNet: all beta, then all decays; Mamba-2: all time steps), then the gates of the output, which the ring does not
+keep.
 """
 
 import math
@@ -28,18 +29,18 @@ from slipstream.backends.native.kernels.records import CONVOLUTION, DELTA, RECUR
 from slipstream.backends.native.kernels.tiles import sum_of_squares
 
 SAME_LENGTH = np.float32(1e-6)
-"""Added to the squared length of q and k in Gated DeltaNet before they are divided by it."""
+"""Added to the squared length of q and k in Gated DeltaNet before q and k are divided by their length."""
 
 
 @kernel()
 def states_at(address, count):
-    """STATE [count] at an address."""
+    """The array STATE [count] at an address."""
     return carray(pointer(address), (count,), STATE)
 
 
 @kernel()
 def snapshot_of(state, number):
-    """SNAPSHOT record of a sequence."""
+    """SNAPSHOT record `number` of a sequence."""
     return carray(pointer(state.snapshots), (state.snapshot_count,), SNAPSHOT)[number]
 
 
@@ -56,7 +57,7 @@ def _part(job):
 
 @kernel()
 def _inputs(job, part, state, token):
-    """Address of the inputs of a token: a row of this pass, or of the ring."""
+    """Address of the inputs of a token, which are a row of this pass or of the ring."""
     if token >= state.past:
         return job.rows + 4 * job.stride * (state.first + token - state.past)
     return state.ring + 4 * (job.ring * part.kept_before + token % job.ring * part.kept)
@@ -64,7 +65,7 @@ def _inputs(job, part, state, token):
 
 @kernel(fastmath=EXACT)
 def _convolve(job, part, state, token, first, out):
-    """out = the convolution at a token of the channels from `first` on; its taps are added from the oldest token on."""
+    """out = the convolution of the channels from `first` on, at a token. Taps are added from the oldest token on."""
     count = out.shape[0]
     if part.conv_bias:
         bias = floats(part.conv_bias + 4 * first, count)
@@ -143,8 +144,8 @@ def _apply(part, cells, q, k, v, decay, step, change, out):
 
 @kernel()
 def recur(job, unit, thread):
-    """Unit of work: one head of one sequence. Afterwards the state holds `state.commit` tokens, and `state.settled` of
-    this pass; each of its snapshots holds the state after `at` tokens."""
+    """Unit of work: one head of one sequence. Afterwards the state contains `state.commit` tokens of earlier passes and
+    `state.settled` tokens of this pass, and each snapshot has the state after its `at` tokens."""
     part = _part(job)
     sequence, head = unit // part.heads, unit % part.heads
     state, size = states_at(job.states, sequence + 1)[sequence], part.key * part.value
@@ -188,8 +189,8 @@ def recur(job, unit, thread):
 
 @kernel(fastmath=EXACT)
 def finish(job, unit, thread):
-    """Unit of work: one row. The outputs of its heads are normed in groups and gated, before or after the norm; a
-    convolution is computed here, and gated."""
+    """Unit of work: one row. Normalise the outputs of its heads in groups, and gate them before or after the norm. If
+    the layer is a convolution, compute and gate the convolution."""
     part = _part(job)
     out, inputs = floats(job.out + 4 * job.out_stride * unit, part.heads * part.value), job.rows + 4 * job.stride * unit
     gates = floats(inputs + 4 * part.gate, out.shape[0])
@@ -231,8 +232,8 @@ def _keep(job, part, state, token, address):
 
 @kernel()
 def remember(job, unit, thread):
-    """Unit of work: one sequence. The inputs that a later pass may need go to the ring, and the inputs before the
-    snapshot, which its convolution reads, to the snapshot."""
+    """Unit of work: one sequence. Copy the inputs that a later pass may need to the ring. Copy the last taps - 1 inputs
+    before each snapshot to the snapshot; a convolution that starts from the snapshot reads them."""
     part, state = _part(job), states_at(job.states, unit + 1)[unit]
     for number in range(state.snapshot_count):
         snapshot = snapshot_of(state, number)
@@ -247,7 +248,7 @@ def remember(job, unit, thread):
 
 @kernel()
 def advance(states, count, lag):
-    """Note that a pass has ended, and prepare the next one, which has one row of each sequence."""
+    """Update the states after a pass, for a next pass with one row of each sequence."""
     at = states_at(states, count)
     for b in range(count):
         state = at[b]

@@ -1,9 +1,9 @@
-"""Products of few rows with a matrix as torch stores it, [out, in], which is neither copied nor packed.
+"""Products of a few rows with a matrix in torch's memory layout, [out, in], which is neither copied nor packed.
 
 y[r, o] = bias[o] + sum over i of x[r, i] * w[o, i], with weights in float32 or bfloat16, and all else in float32. A
-tile is a few rows times a few outputs; each sum has a vector of partial sums, which are added pairwise in the end. So
+tile is a few rows times a few outputs. Each sum has a vector of partial sums, which are added pairwise at the end. So
 tiles of all sizes add in the same order, and a row of the result is bitwise the same alone and among other rows.
-Over few rows a product waits for memory, so the weights of the next outputs are fetched meanwhile.
+A product over a few rows waits for memory, so the weights of the next outputs are prefetched.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ from slipstream.backends.native.kernels.vectors import FLOAT, INT, WORD, Builder
 
 LANES = processor.lanes()
 OUTS, ROWS = (3, 8) if processor.registers() == 32 else (2, 5)
-"""Most outputs and rows of a tile: its sums, the weights of one step and a part of a row stay in registers."""
+"""Most outputs and rows of a tile, so that sums, the weights of one step and a part of a row fit in registers."""
 _VECTOR = ir.VectorType(FLOAT, LANES)
 
 
@@ -35,7 +35,7 @@ def stored_tile(b: Builder, fmt: Format) -> None:
     whole = b.mul(b.udiv(columns, WORD(LANES)), WORD(LANES))
 
     def products(count: int, wide: int) -> None:
-        """`count` rows times `wide` outputs."""
+        """Generate the tile of `count` rows and `wide` outputs."""
         each = [(r, o) for r in range(count) for o in range(wide)]
         weights = [b.gep(w, [b.mul(weight_bytes, WORD(o))]) for o in range(wide)]
         inputs = [b.gep(x, [b.mul(row_bytes, WORD(r))]) for r in range(count)]
@@ -88,7 +88,7 @@ _float32_tile, _bfloat16_tile = locator(stored_tile, FLOAT32), locator(stored_ti
 
 @callback(types.void(types.int64))
 def stored_product(address):
-    """Do units of the STORED_PRODUCT at `address` until none is left; to be called on several threads at once."""
+    """Do units of the STORED_PRODUCT at `address` until none is left. Several threads call this at the same time."""
     job = carray(pointer(address), (1,), STORED_PRODUCT)[0]
     tile = _bfloat16_tile() if job.half else _float32_tile()
     tiles, bytes, out_bytes = tiles_of(job.rows, np.int64(ROWS)), 4 * job.columns, (4 - 2 * job.half) * job.columns

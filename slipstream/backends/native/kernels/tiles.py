@@ -1,4 +1,4 @@
-"""The inner loops of matrix products and of attention: sums that stay in vector registers.
+"""The inner loops of matrix products and of attention, whose sums stay in vector registers.
 
 Tiles of all sizes add their products in the same order, so a row of the result is bitwise the same alone and among
 other rows.
@@ -9,8 +9,8 @@ A *tile* is up to `most_rows` rows of activations times a multiple of PANEL outp
     pair      bfloat16 or int8                   [out / PANEL, in / 2, PANEL, 2]     two columns a step
     quad      int8                               [out / PANEL, in / 4, PANEL, 4]     four columns a step
 
-so that one load gets the weights of PANEL outputs for one step. The activations of a tile are interleaved,
-[in / step, rows], so that one address is enough for all rows; tiles with groups are in `block_tiles`.
+So one load gets the weights of PANEL outputs for one step. The activations of a tile are interleaved,
+[in / step, rows], so one address is enough for all rows. Tiles for weights in blocks are in `block_tiles`.
 """
 
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def _weights(b: Builder, pointer: ir.Value, fmt: Format) -> ir.Value:
 
 
 def _add(b: Builder, fmt: Format, total: ir.Value, weights: ir.Value, number: ir.Value) -> ir.Value:
-    """total + weights * number; number: 32 bits in every lane, of `step` activations."""
+    """total + weights * number. number: `step` activations in 32 bits, repeated in every lane."""
     if fmt.step == 1:
         return b.multiply_add(number, weights, total)
     if fmt is INT8_PAIRS:
@@ -69,19 +69,20 @@ def _add(b: Builder, fmt: Format, total: ir.Value, weights: ir.Value, number: ir
 
 
 def pair_products(b: Builder, x: ir.Value, y: ir.Value) -> ir.Value:
-    """Products of 16-bit integers, added in pairs; LLVM compiles this to one instruction (pmaddwd)."""
+    """Multiply 16-bit integers, and add the products in pairs. LLVM compiles this to one instruction (pmaddwd)."""
     wide = ir.VectorType(INT, 2 * PANEL)
     product = b.mul(b.sext(x, wide), b.sext(y, wide))
     return b.add(b.take(product, range(0, 2 * PANEL, 2)), b.take(product, range(1, 2 * PANEL, 2)))
 
 
 def add_pairs(b: Builder, total: ir.Value, weights: ir.Value, number: ir.Value) -> ir.Value:
-    """Two products of 16-bit integers added to each sum."""
+    """Add two products of 16-bit integers to each sum."""
     return b.add(total, pair_products(b, weights, b.bitcast(number, SHORTS)))
 
 
 def add_quads(b: Builder, total: ir.Value, weights: ir.Value, number: ir.Value) -> ir.Value:
-    """Four products of 8-bit integers added to each sum: weights unsigned on x86, signed on Arm, activations signed."""
+    """Add four products of 8-bit integers to each sum. Weights are unsigned on x86 and signed on Arm; activations are
+    signed."""
     if not processor.has_byte_dots():
         return _add_quads_as_pairs(b, total, weights, number)
     if processor.is_arm():
@@ -94,8 +95,8 @@ def add_quads(b: Builder, total: ir.Value, weights: ir.Value, number: ir.Value) 
 
 
 def _add_quads_as_pairs(b: Builder, total: ir.Value, weights: ir.Value, number: ir.Value) -> ir.Value:
-    """The same without byte dot products: columns 0 and 2 of each four as one pair of 16-bit integers, 1 and 3 as
-    another."""
+    """As `add_quads`, without byte dot products: columns 0 and 2 of each four columns become one pair of 16-bit
+    integers, columns 1 and 3 another pair."""
     eight = ir.Constant(SHORTS, [8] * 2 * PANEL)
     weights, number = b.bitcast(weights, SHORTS), b.bitcast(number, SHORTS)
     widen = b.ashr if processor.is_arm() else b.lshr  # weights are unsigned on x86
@@ -109,8 +110,9 @@ def _add_quads_as_pairs(b: Builder, total: ir.Value, weights: ir.Value, number: 
 def by_rows(
     b: Builder, fmt: Format, rows: ir.Value, outs: ir.Value, group: Callable[[int, int, ir.Value], None], odd: bool
 ) -> None:
-    """Generate code that calls `group(count, panels, o)` for the number of rows at run time and for all outputs o. odd:
-    the number of outputs need not be a multiple of a tile's panels. Ends the function."""
+    """Generate code that branches by the number of rows at run time, and then loops over all outputs o;
+    `group(count, panels, o)` generates the body. odd: the number of outputs may be no multiple of a tile's panels. The
+    generated code also returns from the function."""
     end = b.append_basic_block("end")
     choice = b.switch(rows, end)
     for count in range(1, fmt.most_rows + 1):
@@ -130,7 +132,7 @@ def by_rows(
 
 
 def scale_sums(b: Builder, sums: dict[tuple[int, int], ir.Value], places: list[ir.Value], scales: ir.Value) -> None:
-    """Multiply the sums of each output with its scale."""
+    """Multiply the sums of each output by its scale."""
     for (r, p), value in sums.items():
         sums[r, p] = b.fmul(value, b.load_vector(b.gep(scales, [b.mul(places[p], WORD(4))]), FLOAT, PANEL, 4))
 
@@ -175,7 +177,7 @@ def matrix_tile(b: Builder, fmt: Format) -> None:
         int8_pairs                   units float32 [rows], then pairs of int16 [columns / 2, rows]
         int8_quads_twice             units float32 [rows], first sums int32 [2, rows], quads [columns / 4, 2, rows]:
                                      upper bytes, then lower ones
-    A unit is the value of the integer 1; first sums compensate the offset of unsigned weights.
+    A unit is the value of the integer 1. First sums compensate the offset of unsigned weights.
     """
     w, scales, bias, x, y = map(b.bytes_at, b.function.args[:5])
     columns, outs, rows, stride, add = b.function.args[5:]
@@ -234,18 +236,19 @@ def matrix_tile(b: Builder, fmt: Format) -> None:
 
 @vectors.emit(11)
 def attention_tile(b: Builder, fmt: Format, scores: bool) -> None:
-    """Query rows times the keys or values of one block of the KV cache; sums in the order of slots.
+    """Multiply query rows by the keys, or weights by the values, of one block of the KV cache. Sums are in the order of
+    slots.
 
     Arguments: w, scales, x, y (addresses), n, step, apart (in values of w), stride_x, stride_y (in floats), outs, rows.
 
     scores  y[r * stride_y + o] = sum over i < n of x[i * rows + r] * w(i, o): interleaved queries times keys
     else    y[r * stride_y + o] += sum over i < n of x[r * stride_x + i] * w(i, o): weights of slots times values
 
-    w(i, o) is value i * step + (o // PANEL) * apart + o % PANEL of w. Of a format with spans it is times a scale, which
-    `fmt.span` values of a head share, i of keys and o of values:
+    w(i, o) is number i * step + (o // PANEL) * apart + o % PANEL of w. In a format with spans, this number is
+    multiplied by a scale, which `fmt.span` neighbouring numbers of a head share (along i for keys, along o for values):
 
     scores  scale i // span * step + o
-    else    scale i * ceil(step / span) + o // span; outputs begin with a span, or are one panel
+    else    scale i * ceil(step / span) + o // span; the first output begins a span, or all outputs are in one panel
     """
     w, scales, x, y = map(b.bytes_at, b.function.args[:4])
     n, step, apart, stride_x, stride_y, outs, rows = b.function.args[4:]
@@ -302,9 +305,9 @@ def attention_tile(b: Builder, fmt: Format, scores: bool) -> None:
 
 @vectors.emit(2, FLOAT)
 def _total(b: Builder, squares: bool) -> None:
-    """The sum of a row, or of its squares: PANEL partial sums in order, which are then added pairwise. Generated
-    explicitly, so that the order is the same in all callers; loops that LLVM vectorises may differ from caller to
-    caller. Arguments: the address of the row, and its length."""
+    """Generate the sum of a row, or of its squares: PANEL partial sums in order, which are then added pairwise. The
+    code is generated explicitly, so that the order is the same in all callers; LLVM may vectorise a loop differently in
+    each caller. Arguments: the address of the row, and its length."""
     x, count = b.bitcast(b.bytes_at(b.function.args[0]), FLOAT.as_pointer()), b.function.args[1]
     total = cgutils.alloca_once_value(b, ir.Constant(FLOATS, [0.0] * PANEL))
     whole = b.mul(b.udiv(count, WORD(PANEL)), WORD(PANEL))

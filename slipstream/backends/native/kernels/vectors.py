@@ -1,4 +1,4 @@
-"""`Builder`: code for LLVM that tiles are made of, and `generated`: functions of it."""
+"""`Builder` writes the LLVM code of tiles, and `emit` makes functions of it."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -17,7 +17,8 @@ SHORT = ir.IntType(16)
 FLOATS, INTS, SHORTS = ir.VectorType(FLOAT, PANEL), ir.VectorType(INT, PANEL), ir.VectorType(SHORT, 2 * PANEL)
 _CONTRACT = ("contract",)
 AHEAD = 2048
-"""Bytes. Measured on AVX2: 2 to 5 rows of 8 or 16 bits take 0.8 to 0.9 of the time; with 1 or 4 KB they gain less."""
+"""Distance in bytes at which weights are prefetched. Measured on AVX2 with weights of 8 or 16 bits: products of 2 to 5
+rows take 0.8 to 0.9 of the time without prefetching; 1 or 4 KB gain less."""
 
 
 class BFloat(ir.types.Type):  # type: ignore[misc]
@@ -39,12 +40,12 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
     """Writes the code of a function."""
 
     def call_builtin(self, name: str, result: ir.Type, *given: ir.Value) -> ir.Value:
-        """The result of one of LLVM's functions."""
+        """Call one of LLVM's built-in functions, and return its result."""
         kind = ir.FunctionType(result, [each.type for each in given])
         return self.call(cgutils.get_or_insert_function(self.module, kind, name), given)
 
     def multiply_add(self, x: ir.Value, y: ir.Value, total: ir.Value) -> ir.Value:
-        """total + x * y, rounded once where the processor can."""
+        """total + x * y, rounded only once if the processor has such an instruction."""
         return self.fadd(total, self.fmul(x, y, flags=_CONTRACT), flags=_CONTRACT)
 
     def bytes_at(self, address: ir.Value) -> ir.Value:
@@ -58,8 +59,8 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
         return self.load(self.bitcast(pointer, ir.VectorType(element, count).as_pointer()), align=align)
 
     def fetch_ahead(self, pointer: ir.Value) -> None:
-        """Have the memory `AHEAD` bytes after a pointer brought into the cache; where none is mapped, nothing happens.
-        The processor looks ahead by itself, but not as far: not even with one row (measured)."""
+        """Prefetch the memory `AHEAD` bytes after a pointer into the cache; unmapped memory is no error. The processor
+        prefetches by itself, but not as far ahead, even with one row (measured)."""
         place, how = self.gep(pointer, [WORD(AHEAD)]), (INT(0), INT(3), INT(1))  # to read, into all caches
         self.call_builtin("llvm.prefetch.p0", ir.VoidType(), place, *how)
 
@@ -68,7 +69,7 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
         return self.shuffle_vector(v, ir.Constant(v.type, ir.Undefined), places)
 
     def spread(self, number: ir.Value, count: int = PANEL) -> ir.Value:
-        """A 32-bit number in every lane."""
+        """Return a vector with a 32-bit number in every lane."""
         kind = ir.VectorType(number.type, count)
         return self.take(self.insert_element(ir.Constant(kind, ir.Undefined), number, INT(0)), [0] * count)
 
@@ -92,7 +93,8 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
         return self.extract_element(v, INT(0))
 
     def as_floats(self, pointer: ir.Value, fmt: Format, count: int) -> ir.Value:
-        """`count` weights from `pointer` on, widened to float32: exact. Integers without their scale."""
+        """Load `count` weights from `pointer` on, widened to float32 without rounding. Integers are not yet multiplied
+        by their scale."""
         if fmt is FLOAT32:
             return self.load_vector(pointer, FLOAT, count, 4)
         if fmt is FLOAT16:
@@ -105,8 +107,9 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
 
 
 def emit(count: int, result: ir.Type | None = None) -> Callable[[Callable[..., None]], Callable[..., ir.Function]]:
-    """Decorator: `write(b, *parameters)` writes a function of `count` 64-bit integers, `b.function.args`. It becomes
-    `make(module, *parameters)`, which adds the function to a module, once for the same parameters."""
+    """Decorator for a function `write(b, *parameters)`, which writes the LLVM code of a function with `count` 64-bit
+    arguments, `b.function.args`. The result is `make(module, *parameters)`, which adds this LLVM function to a module
+    if the module does not have it yet."""
 
     def decorate(write: Callable[..., None]) -> Callable[..., ir.Function]:
         @wraps(write)
@@ -126,5 +129,6 @@ def emit(count: int, result: ir.Type | None = None) -> Callable[[Callable[..., N
 
 
 def locator(make: Callable[..., ir.Function], *parameters: Any) -> Any:
-    """A function of kernels that compiles a generated function into its caller and returns its address."""
+    """Make a function for kernels that compiles a generated function into its caller and returns the address of the
+    generated function."""
     return operation(types.int64)(lambda b: b.ptrtoint(make(b.module, *parameters), WORD))
