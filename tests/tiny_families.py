@@ -29,7 +29,7 @@ MINISTRAL = _YARN | {
     "factor": 16.0, "original_max_position_embeddings": 8, "mscale": 1.0, "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.3,
 }  # fmt: skip
-MSCALE = _YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}
+_MSCALE = _YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}
 MLA = _MOE | {
     "num_key_value_heads": 4, "kv_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 64,
     "n_routed_experts": 8, "moe_intermediate_size": 32,
@@ -71,15 +71,15 @@ def granite_mamba() -> dict[str, Any]:
 FAMILIES: dict[str, Callable[[], Any]] = {
     "deepseek-v2-lite": lambda: config_of(
         "DeepseekV2", **MLA, q_lora_rank=None, n_group=4, topk_group=2, topk_method="group_limited_greedy",
-        routed_scaling_factor=2.0, first_k_dense_replace=1, n_shared_experts=2, rope_parameters=dict(MSCALE),
+        routed_scaling_factor=2.0, first_k_dense_replace=1, n_shared_experts=2, rope_parameters=dict(_MSCALE),
     ),
     "deepseek-v2": lambda: config_of(
         "DeepseekV2", **MLA, q_lora_rank=48, first_k_dense_replace=2, attention_bias=True,
-        rope_parameters=MSCALE | {"mscale": 0.9},
+        rope_parameters=_MSCALE | {"mscale": 0.9},
     ),
     "deepseek-v3": lambda: config_of(
         "DeepseekV3", **MLA, q_lora_rank=64, first_k_dense_replace=1, n_group=4, topk_group=2,
-        rope_parameters=dict(MSCALE),
+        rope_parameters=dict(_MSCALE),
     ),
     "glm4-moe-lite": lambda: config_of(
         "Glm4MoeLite", **MLA, q_lora_rank=64, first_k_dense_replace=1, rms_norm_eps=1e-3

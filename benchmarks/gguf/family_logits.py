@@ -80,6 +80,10 @@ LACKING = {
 }  # fmt: skip
 """Family -> what llama.cpp lacks for its tiny checkpoint."""
 _SIGMOID = {"scoring_func": "sigmoid"}  # as published; transformers does not read it, the converter does
+_MSCALE = {
+    "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64, "mscale": 0.7,
+    "mscale_all_dim": 0.7,
+}  # fmt: skip
 _KINDS = [tiny_families.SLIDING, tiny_families.FULL]
 CHANGES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_ctx": 128}, "cohere2": {"rotary_pct": 1.0}, "hunyuan": {"max_position_embeddings": 32768},
@@ -89,7 +93,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 27, "n_group": 1, "topk_group": 1, "topk_method": "greedy"
     },
     "deepseek-v2 without biases": {
-        "attention_bias": False, "rope_parameters": dict(tiny_families.MSCALE),
+        "attention_bias": False, "rope_parameters": _MSCALE,
     },
     "ernie4.5 without biases": {"use_bias": False}, "ernie4.5-moe of another width": {"intermediate_size": 64},
     "llama4 without biases": {"attention_bias": False}, "gemma4-shared by two": {"num_kv_shared_layers": 2},
