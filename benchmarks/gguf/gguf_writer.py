@@ -19,10 +19,11 @@ import torch
 from benchmarks.gguf.llamacpp import faults, llama_cpp
 from slipstream.checkpoints import gguf_header
 from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.families import FAMILIES
 from slipstream.checkpoints.gguf_header import FILE_TYPES, read_header
 from slipstream.checkpoints.gguf_keys import ENDS, WHOLE
 from slipstream.checkpoints.gguf_weights import names_in_file
-from slipstream.checkpoints.head_rows import rows_in_gguf
+from slipstream.checkpoints.head_rows import rows_of_halves
 from slipstream.checkpoints.weights import Weights, load_weights
 from slipstream.errors import CheckpointError, LoadError, ParameterError, UnsupportedModelError, did_you_mean
 from slipstream.host.machine import available_cores
@@ -192,7 +193,7 @@ def _shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 def rotate_rows(config: DecoderConfig, name: str, values: np.ndarray) -> np.ndarray:
     """Rows of a query or key projection in the order of a file: see `Family.gguf_pairs`."""
-    order = rows_in_gguf(config, name)
+    order = rows_of_halves(config, name) if FAMILIES[config.model_type].gguf_pairs else None
     return values if order is None else values[np.argsort(order)]
 
 
