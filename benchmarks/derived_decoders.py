@@ -24,7 +24,7 @@ from torch import Tensor
 from benchmarks.derived_models import wider
 from slipstream import zoo
 from slipstream.backends.native.native_executor import NativeExecutor
-from slipstream.backends.quantise import quantise_blocks
+from slipstream.backends.native.quantise import quantise_blocks
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.checkpoints.weight_blocks import Blocks

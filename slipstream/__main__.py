@@ -10,7 +10,7 @@ def main() -> None:
 
         usual = signal.getsignal(signal.SIGINT)
         if usual is signal.default_int_handler:  # otherwise SIGINT is ignored, as in a script's background
-            signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # an exception would be lost in some imports
+            signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # some imports would swallow an exception
         from slipstream.cli.main import main as command
 
         signal.signal(signal.SIGINT, usual)

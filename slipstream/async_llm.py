@@ -23,7 +23,7 @@ from slipstream.llm import LLM, Chunk, Completion
 class AsyncLLM:
     """Decodes the requests of many coroutines together, in one thread with one persistent engine.
 
-    llm   the engine; its drafter, rule, draft length and `max_batch` at this moment are the defaults of every request.
+    llm   the model; its present drafter, rule, draft length and `max_batch` are the defaults of every request.
 
     Used with `async with`, or closed with `close`. Only the coroutines of one event loop may use it.
     """
@@ -59,7 +59,7 @@ class AsyncLLM:
         Raises the errors of `LLM.generate`, for this request alone, and EngineError once the engine has stopped.
         """
         checks = self.llm.checks
-        params = await asyncio.to_thread(checks.params, params or SamplingParams())  # long texts take a while
+        params = await asyncio.to_thread(checks.params, params or SamplingParams())  # long texts take long
         ids = await asyncio.to_thread(checks.prompt, prompt)
         expected = await asyncio.to_thread(checks.prediction, prediction)
         output: list[Update] = []

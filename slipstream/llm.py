@@ -114,13 +114,13 @@ class LLM:
     draft         None; a name from the registry such as "ngram"; a path, "embedded" or a loaded model (a draft model);
                   the path of a draft head (Medusa, EAGLE, DFlash); any `Drafter`; a pair of one of these and its
                   options; or a list of these, stacked as a hybrid.
-    draft_tokens  most draft tokens per step (K, gamma). "auto": chosen in each step from measured times and acceptance
-                  rates, down to 0 if drafts do not pay (see `engine.draft_lengths`). With "auto", a seed repeats a
-                  sampled text only under the rule "coupled"; with a number, under every rule. A `DraftLengths` is
-                  "auto" with the record of an earlier run. Text that structured output forces is drafted even without
-                  a `draft`, at most this many tokens per step ("auto": 32); 0 turns this off, too.
+    draft_tokens  largest number of draft tokens per step (K, gamma). "auto": chosen in each step from measured times
+                  and acceptance rates, down to 0 if drafts do not pay (see `engine.draft_lengths`). With "auto", a seed
+                  repeats a sampled text only under the rule "coupled"; with a number, under every rule. A
+                  `DraftLengths` is "auto" with the record of an earlier run. Text that structured output forces is
+                  drafted even without a `draft`, at most this many tokens per step ("auto": 32); 0 turns this off, too.
     rule          how draft tokens are verified: "rejection", "block", "coupled" or "greedy".
-    max_batch     most sequences in one step.
+    max_batch     largest number of sequences in one step.
     settings      fields of `LoadSettings`: executor, dtype, device, quantize, threads, kv_dtype, kv_tokens, ... With a
                   `Target`, which is loaded already, settings of how the target runs are refused. With `kv_tokens` a
                   request waits for memory instead of failing; refused if the KV cache cannot fit. draft_quantize and
@@ -347,8 +347,8 @@ class LLM:
         return frozenset(eos) | frozenset(more)
 
     def decode(self, seqs: Seq[Sequence]) -> Iterator[list[Sequence]]:
-        """Run sequences to their ends, `max_batch` at a time; yields the batch after every step, or every
-        several where nothing is drafted (see `core.plain`). Drafter, rule and draft length are fixed when the call
+        """Run sequences to their ends, `max_batch` at a time; yields the batch after every step, or after several steps
+        if nothing is drafted (see `core.plain`). Drafter, rule and draft length are fixed when the call
         begins; changing them takes effect with the next call."""
         engine = Engine(
             self.target,
@@ -384,9 +384,9 @@ class LLM:
         A request with a prediction is drafted by a suffix tree before the drafter, even in an LLM without a drafter
         (`drafters.hybrid.with_predictions`).
 
-        The prediction may be an earlier output of the same seed: verification must not decide on it with the random
-        numbers that made it. So the prediction is part of the seed, and with fixed lengths a repeated request repeats
-        its text. Under `coupled` drafts do not matter.
+        The prediction may be an earlier output with the same seed. Verifying it with the random numbers that produced
+        it would bias the text. So the prediction is part of the seed; with fixed draft lengths, a repeated request
+        still repeats its text. Under the rule `coupled` the text does not depend on drafts.
         """
         seq = self.sequence(spec.ids, spec.params)
         rule = None if spec.rule is None else find_rule(spec.rule)
@@ -395,7 +395,7 @@ class LLM:
         seq.prediction = spec.prediction
         if not (rule or self.rule).coupled:
             digest = blake2b(np.asarray(spec.prediction, np.int64).tobytes(), digest_size=8).digest()
-            seq.random.nonce = int.from_bytes(digest, "little") | 1 << 63  # an engine's own are small
+            seq.random.nonce = int.from_bytes(digest, "little") | 1 << 63  # the nonces that an engine counts are small
         if self.drafter.traits.reads_predictions:
             return Prepared(seq, rule, self.most_draft_tokens)
         return Prepared(seq, rule, DRAFTERS[STACK].length if isinstance(self._draft_tokens, int) else MOST_CHOSEN)

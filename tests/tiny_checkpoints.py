@@ -1,6 +1,7 @@
 """The tiny checkpoints of the tests: a Llama with a draft model that mostly agrees with it and their byte-level
 tokenizer, and one model of each supported family."""
 
+import copy
 import json
 import shutil
 from collections.abc import Callable
@@ -115,24 +116,25 @@ _MOE = _LLAMA | {"num_experts_per_tok": 2, "head_dim": 16}
 
 
 def config_of(kind: str, **shape: Any) -> Any:
+    """A configuration of transformers, which writes to some of the dictionaries that it gets: it gets copies."""
     import transformers
 
     if not hasattr(transformers, f"{kind}Config"):
         pytest.skip(f"transformers {transformers.__version__} does not know {kind}")
-    return getattr(transformers, f"{kind}Config")(**shape)
+    return getattr(transformers, f"{kind}Config")(**copy.deepcopy(shape))
 
 
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": lambda: config_of("Llama", **_LLAMA),
     "llama-tied-mha": lambda: config_of("Llama", **_LLAMA | {"num_key_value_heads": 4}, tie_word_embeddings=True),
     "llama-bias": lambda: config_of("Llama", **_LLAMA, attention_bias=True, mlp_bias=True),
-    "llama3.1": lambda: config_of("Llama", **_LLAMA, rope_parameters=dict(_LLAMA3)),
+    "llama3.1": lambda: config_of("Llama", **_LLAMA, rope_parameters=_LLAMA3),
     "codellama-linear": lambda: config_of(
         "Llama", **_LLAMA, rope_parameters={"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0}
     ),
     "mistral-window": lambda: config_of("Mistral", **_LLAMA, sliding_window=7, head_dim=16),
     "mixtral": lambda: config_of("Mixtral", **_MOE, num_local_experts=4),
-    "qwen2": lambda: config_of("Qwen2", **_LLAMA, rope_parameters=dict(_YARN)),
+    "qwen2": lambda: config_of("Qwen2", **_LLAMA, rope_parameters=_YARN),
     "qwen2-window": lambda: config_of(
         "Qwen2", **_LLAMA, use_sliding_window=True, sliding_window=6, max_window_layers=1, tie_word_embeddings=True
     ),

@@ -71,7 +71,7 @@ def granite_mamba() -> dict[str, Any]:
 FAMILIES: dict[str, Callable[[], Any]] = {
     "deepseek-v2-lite": lambda: config_of(
         "DeepseekV2", **MLA, q_lora_rank=None, n_group=4, topk_group=2, topk_method="group_limited_greedy",
-        routed_scaling_factor=2.0, first_k_dense_replace=1, n_shared_experts=2, rope_parameters=dict(_MSCALE),
+        routed_scaling_factor=2.0, first_k_dense_replace=1, n_shared_experts=2, rope_parameters=_MSCALE,
     ),
     "deepseek-v2": lambda: config_of(
         "DeepseekV2", **MLA, q_lora_rank=48, first_k_dense_replace=2, attention_bias=True,
@@ -79,7 +79,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "deepseek-v3": lambda: config_of(
         "DeepseekV3", **MLA, q_lora_rank=64, first_k_dense_replace=1, n_group=4, topk_group=2,
-        rope_parameters=dict(_MSCALE),
+        rope_parameters=_MSCALE,
     ),
     "glm4-moe-lite": lambda: config_of(
         "Glm4MoeLite", **MLA, q_lora_rank=64, first_k_dense_replace=1, rms_norm_eps=1e-3
@@ -91,7 +91,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "gemma3": lambda: config_of(
         "Gemma3Text", **_TIED, **_WINDOWS, head_dim=32, query_pre_attn_scalar=20,
-        rope_parameters={SLIDING: dict(_PLAIN), FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}},
+        rope_parameters={SLIDING: _PLAIN, FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}},
     ),
     "gemma4": lambda: config_of(
         "Gemma4Text", **_TIED, **_WINDOWS, **_GEMMA4 | {"final_logit_softcapping": 3.0}, attention_k_eq_v=True,
@@ -112,17 +112,17 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "phi3": lambda: config_of("Phi3", **_SHAPE, sliding_window=7, partial_rotary_factor=0.5),
     "phi4-mini": lambda: config_of(
         "Phi3", **_TIED | {"max_position_embeddings": 2048}, original_max_position_embeddings=256,
-        rope_parameters=dict(_LONG),
+        rope_parameters=_LONG,
     ),
     "smollm3": lambda: config_of("SmolLM3", **_TIED),
     "granite": lambda: config_of("Granite", **_SHAPE, **_GRANITE, **_BIASED),
     "olmo2": lambda: config_of("Olmo2", **_SHAPE),
     "olmo3": lambda: config_of(
-        "Olmo3", **_SHAPE, **_WINDOWS, rope_parameters={SLIDING: dict(_PLAIN), FULL: dict(_YARN)}
+        "Olmo3", **_SHAPE, **_WINDOWS, rope_parameters={SLIDING: _PLAIN, FULL: _YARN}
     ),
-    "ministral3": lambda: config_of("Ministral3", **_SHAPE, head_dim=32, rope_parameters=dict(MINISTRAL)),
+    "ministral3": lambda: config_of("Ministral3", **_SHAPE, head_dim=32, rope_parameters=MINISTRAL),
     "exaone4": lambda: config_of("Exaone4", **_SHAPE, **_WINDOWS, head_dim=32),
-    "hunyuan": lambda: config_of("HunYuanDenseV1", **_SHAPE, head_dim=32, rope_parameters=dict(_ALPHA)),
+    "hunyuan": lambda: config_of("HunYuanDenseV1", **_SHAPE, head_dim=32, rope_parameters=_ALPHA),
     "seed-oss": lambda: config_of("SeedOss", **_SHAPE, head_dim=32),
     "glm": lambda: config_of("Glm", **_SHAPE, head_dim=32),
     "glm4": lambda: config_of("Glm4", **_SHAPE, head_dim=32),
@@ -185,7 +185,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "olmo-hybrid": lambda: config_of(
         "OlmoHybrid", **_SHAPE | _DELTA | {"linear_num_key_heads": 4, "linear_value_head_dim": 16},
-        rope_parameters=dict(_PLAIN),
+        rope_parameters=_PLAIN,
     ),
     "nemotron-h": lambda: config_of(
         "NemotronH", **_MOE | _NEMOTRON, layers_block_type=["linear_attention", "mlp", "linear_attention", FULL, "moe"]

@@ -30,8 +30,11 @@ from benchmarks.board.lineup import (
     CHECKS,
     CONTROLS,
     ENGINES,
+    EXAMPLE,
+    LOOKUPS,
     PLAIN,
     PROMPTS,
+    RARELY_COPIED,
     SAMPLES,
     Cell,
     Check,
@@ -51,6 +54,8 @@ RECORDS = ROOT / "benchmarks" / "results" / "board.json"
 LIMIT = 1200
 """Seconds that one answer of an engine may take."""
 REFUSALS = ("Refused", "NotImplementedError", "ParameterError", "ValueError")
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""The models are small, and threads that wait for each other are slow on a machine that does other things, too."""
 CONTRACT = "answered otherwise than its adapter's contract: "
 
 
@@ -58,7 +63,7 @@ class Side:
     """An engine in one way of decoding and one setup, in a process of its own."""
 
     def __init__(self, engine: Engine, method: str, check: Check):
-        self.worker = Worker(f"{engine.name}, {method}", engine.worker, engine.python)
+        self.worker = Worker(f"{engine.name}, {method}", engine.worker, engine.python, ONE_THREAD)
         self.drafted: int | None = None
         self.versions = self._call("info")["versions"]
         target, draft = map(str, models_of(method))
@@ -148,10 +153,22 @@ def prompts(method: str) -> list[list[int]]:
     return [[token % vocab for token in tokenizer.encode(entry.text)] for entry in entries]
 
 
+def asked_of(cell: Cell) -> list[list[int]]:
+    """The prompts of a cell: the ends of `prompts`. Methods that copy would find too little in some checks: they get
+    whole prompts, or texts that have the schema."""
+    check, whole = CHECKS[cell.check], prompts(cell.method)
+    if not cell.method.startswith(LOOKUPS) or cell.check not in RARELY_COPIED:
+        return [ids[-check.context :] for ids in whole]
+    if check.schema is None:
+        return whole
+    examples = load_tokenizer(target_dir()).encode(EXAMPLE)
+    return [ids[-check.context // 2 :] + examples for ids in whole]
+
+
 def judged(cell: Cell, engine: Engine, sides: Sides, samples: int) -> dict[str, Any]:
     """Write one cell."""
     check = CHECKS[cell.check]
-    asked = [ids[-check.context :] for ids in prompts(cell.method)]
+    asked = asked_of(cell)
     sides.of(engine, cell.method, check).drafted = None
     if check.greedy:
         plain = [sides.plain_texts(engine, cell, ids, [0])[0] for ids in asked]

@@ -16,6 +16,7 @@ from benchmarks.peers.genai_peer import EXPORTS, FLOAT32, LOOKUP_NGRAM, export, 
 from benchmarks.protocol import serve, versions
 
 DRAFT_TOKENS = 4
+EXACT = {**FLOAT32, "INFERENCE_NUM_THREADS": 1}
 made: dict[str, Any] = {}
 
 
@@ -51,12 +52,12 @@ def load(method: str, target: str, draft: str, streams: int, prefix_cache: bool)
     if method == "EAGLE-3":  # the converter's own class of such heads counts as remote code
         head = complete_head(Path(draft).with_name("eagle3"), Path(target))
         draft_folder, folder = export(head, "fp32", "--trust-remote-code"), count_ten_layers(Path(folder))
-        options["draft_model"] = genai.draft_model(str(draft_folder), "CPU", **FLOAT32)
+        options["draft_model"] = genai.draft_model(str(draft_folder), "CPU", **EXACT)
     if method == "draft model":
-        options["draft_model"] = genai.draft_model(str(export(draft, "fp32")), "CPU", **FLOAT32)
+        options["draft_model"] = genai.draft_model(str(export(draft, "fp32")), "CPU", **EXACT)
     settings.enable_prefix_caching, settings.max_num_seqs = prefix_cache, streams
     made["method"], made["streams"] = method, streams
-    made["it"] = genai.LLMPipeline(folder, "CPU", scheduler_config=settings, **options, **FLOAT32)
+    made["it"] = genai.LLMPipeline(folder, "CPU", scheduler_config=settings, **options, **EXACT)
     return {}
 
 

@@ -26,6 +26,9 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
+EXAMPLE = '\n{"kind": "fix", "lines": [12, 7]}\n{"kind": "fix", "lines": [12, 7]}\n'
+"""Two texts with this schema."""
+
 
 @dataclass(frozen=True)
 class Check:
@@ -72,6 +75,10 @@ CHECKS = {
     "8 streams, prefix cache": Check("8 streams", {"temperature": 0.7}, streams=8, prefix_cache=True),
 }
 """Those of one setup follow one another: an engine is loaded once for each setup."""
+LOOKUPS = ("ngram", "prompt lookup")
+"""How the names of methods begin that copy from the text."""
+RARELY_COPIED = ("penalty", "JSON schema")
+"""Checks in which such methods find little to copy after short prompts."""
 AGAINST_ITSELF = ("greedy", "T 1", "T 0.7", "top-p", "8 streams, prefix cache")
 """What an engine without speculation is compared with itself by."""
 
@@ -150,7 +157,10 @@ ENGINES = {
         ),
         Engine(
             "llama.cpp", "benchmarks.board.llamacpp_engine", make="make llama-server",
-            methods=("draft-simple", "ngram-simple", "ngram-map-k", "ngram-mod", "ngram-cache"),
+            methods=(
+                "draft-simple", "ngram-simple", "ngram-map-k", "ngram-mod", "ngram-cache", "draft-simple" + HYBRID,
+                "ngram-simple" + HYBRID,
+            ),
             promises="no text in its documentation: its tests compare greedy texts "
             "(https://github.com/ggml-org/llama.cpp/blob/master/tools/server/tests/unit/test_speculative.py)",
             needs=ROOT / ".venv-llama-server/build/bin/llama-server",

@@ -11,13 +11,15 @@ import json
 import signal
 import socket
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from benchmarks.protocol import ROOT, THREADS, fingerprint, serve, versions
+from benchmarks.protocol import ROOT, fingerprint, serve, versions
 
 HOME = ROOT / ".venv-llama-server"
 NAMES = {"repetition_penalty": "repeat_penalty"}
@@ -32,10 +34,15 @@ made: dict[str, Any] = {}
 
 def gguf(checkpoint: str) -> str:
     file = HOME / f"{fingerprint(checkpoint)}.gguf"
-    if not file.exists():
+    if file.exists():
+        return str(file)
+    if (Path(checkpoint) / "tokenizer.json").exists():
         from benchmarks.gguf.gguf_writer import convert_to_gguf  # imports torch, which nothing else here needs
 
         convert_to_gguf(checkpoint, file, "f32")
+    else:
+        command = [sys.executable, "-m", "benchmarks.board.hybrid_gguf", str(HOME / "src/vendor/llama.cpp")]
+        subprocess.run([*command, checkpoint, str(file)], cwd=ROOT, check=True, capture_output=True)
     return str(file)
 
 
@@ -57,7 +64,7 @@ def load(method: str, target: str, draft: str, streams: int, prefix_cache: bool)
     drafts = [] if method == "plain" else ["--spec-type", method, *NGRAM.get(method, DRAFT)]
     if method == "draft-simple":
         drafts += ["--spec-draft-model", gguf(draft)]
-    command = [HOME / "build/bin/llama-server", "--model", gguf(target), "--port", port, "--threads", THREADS]
+    command = [HOME / "build/bin/llama-server", "--model", gguf(target), "--port", port, "--threads", 1]
     command += ["--parallel", streams, "--ctx-size", 512 * streams, "--cache-type-k", "f32", "--cache-type-v", "f32"]
     made.update(url=f"http://127.0.0.1:{port}", streams=streams, cache=prefix_cache)
     log, prctl = HOME / f"{method}.log", ctypes.CDLL(None).prctl

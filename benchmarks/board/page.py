@@ -31,13 +31,13 @@ Records = dict[str, dict[str, Any]]
 NO_RECORD = "–"
 HEAD = """# The lossless board
 
-Speculative decoding promises the text of the model without it. Who keeps that promise, on a CPU? Each row compares an
-engine that speculates with the same engine without. {counts}.
+Who keeps the promise of speculative decoding, on a CPU? Each row compares an engine that speculates with the same
+engine without. {counts}.
 
 - **same**: no difference was seen. **differs**: texts differ, and again on new samples. **refused**: the engine says
   that it does not do this. {none}: no record yet. "1 of 2": one of two checks has one.
 - *shift*: a fault that takes the likeliest token in so many more of the cases would have been found with a probability
-  of 0.9.
+  of 0.9. Dates are of 2026.
 """
 
 LEGEND = f"""
@@ -47,42 +47,44 @@ How a cell is judged:
   as equal in float64.
 - Sampled: temperatures 1 and 0.7, {PROMPTS} prompts, texts of {TOKENS} tokens. Filters, penalty: top-k, top-p, min-p,
   and a repetition penalty over 16 tokens. Structured: a JSON schema. 8 streams: eight at once, with a prefix cache.
+- N-gram methods get longer prompts for penalty and schema, else they would draft too little.
 - If all engines are right, some cell says "differs" with a probability of at most {LEVEL:g}: {level_of_cell():.1e} for
   each.
 - The model is the embedded pair of 14.2M and 2.4M parameters; "hybrid": a random Qwen3.5 of four layers, three of them
-  recurrent, and a draft model that is nearly the same (`benchmarks/board/models.py`).
-- `python -m benchmarks.board --row 1` repeats row 1 from nothing.
+  recurrent, and a draft model that is nearly the same.
+
+What they promise:
+
 """
 
 TAIL = """## Run it
 
-`make lossless-board` runs all cells that have no record in `benchmarks/results/board.json`, goes on where it was
-interrupted, and writes this page. A record has the command that repeats its cell:
+`make lossless-board` runs all cells that have no record in `benchmarks/results/board.json`, and writes this page. One
+row again, from nothing, or one cell:
 
+    python -m benchmarks.board --row 1
     {example}
 
-`--row` and `--cell` make the engine's environment first, if it is missing. An engine that dies, hangs for 20 minutes,
-or breaks its adapter's contract has cells that say so; the other cells run.
-
-An engine that ignores the option would be "same". So adapters count draft tokens; a cell with too few is "not tested".
-Engines that do not tell: transformers, vLLM, and OpenVINO GenAI's prompt lookup.
+An engine that dies, hangs for 20 minutes, or breaks the contract below has cells that say so. An engine that ignores
+the option would be "same", so adapters count draft tokens: with too few, a cell is "not tested". Only OpenVINO GenAI's
+prompt lookup does not tell.
 
 ## Add an engine
 
-Write a module as `benchmarks/board/transformers_engine.py`, about 60 lines, that runs in the engine's own environment
-and answers three operations on its standard input (`benchmarks/protocol.py`):
+Write a module of about 60 lines like `benchmarks/board/transformers_engine.py`, which runs in the engine's own
+environment and answers three operations on its standard input:
 
 - `info()`: `versions`, of the packages that matter.
 - `load(method, target, draft, streams, prefix_cache)`: `method` is "plain", or one of its ways of speculating. At most
-  `streams` texts are decoded at once. `prefix_cache`: keep states of prompts, or do not.
+  `streams` texts are decoded at once. `prefix_cache`: keep states of prompts.
 - `generate(ids, tokens, sampling, schema, seeds)`: `texts`, one list of token ids for each seed, exactly `tokens` long,
-  or shorter if they have the JSON schema `schema`. `sampling` is empty for greedy decoding, else fields as
-  `temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty`. `drafted` is the number of draft tokens, if the engine
-  tells. What it does not do raises NotImplementedError: the cell is "refused".
+  or shorter with the JSON schema `schema`. `sampling` is empty for greedy decoding, else fields such as `temperature`,
+  `top_k`, `repetition_penalty`. `drafted` is the number of draft tokens, if the engine tells. What the engine does not
+  do raises NotImplementedError: the cell is "refused".
 
 Then add an `Engine` to `benchmarks/board/lineup.py`, with what its documentation promises. A difference is "open"
-until `known` says which issue or fix of its maintainers it goes with, that the newest version was tried, and which
-program of at most 15 lines, without Slipstream, shows it.
+until `known` names the maintainers' issue or fix, says that the newest version was tried, and names a program of at
+most 15 lines, without Slipstream, that shows it.
 """
 
 
@@ -97,7 +99,7 @@ def page(board: dict[str, Any]) -> str:
         lines.append(_row(number, engine, method, columns, records, notes))
     lines += ["", "Notes:", "", *(f"{number}. {note}" for note, number in notes.items())] if notes else []
     lines += ["", "Not tested:", "", *(f"- {each.name}: {each.absent}." for each in ENGINES.values() if each.absent)]
-    lines += [LEGEND, "What they promise:", ""]
+    lines += LEGEND.splitlines()
     for engine in ENGINES.values():
         if engine.promises:
             lines.append(f"- {engine.name} ({_versions(engine, records) or 'not run'}): {engine.promises}.")
@@ -127,7 +129,7 @@ def _row(number: int, engine: Engine, method: str, columns: list[str], records: 
     name, *more = engine.name.split(" (", 1)
     cells = [str(number), " (".join([f"{name} {version}".strip(), *more]), method, *map(_verdicts, groups)]
     marks = [str(notes.setdefault(note, len(notes) + 1)) for note in _notes(each)]
-    cells += [f"{max(shifts):.2f}" if shifts else "", "".join(dates[-1:]), ", ".join(marks)]
+    cells += [f"{max(shifts):.2f}" if shifts else "", "".join(dates[-1:])[5:], ", ".join(marks)]
     return f"| {' | '.join(cells)} |"
 
 
@@ -176,7 +178,7 @@ def _controls(records: Records) -> list[str]:
         "## Controls",
         "",
         "Bugs that engines really had, planted into Slipstream (`benchmarks/board/controls.py` says where each was",
-        "seen, and how large it is). The board must find each:",
+        "seen). The board must find each:",
         "",
         "| planted | looked for by | verdict | p |",
         "|---|---|---|---|",

@@ -16,6 +16,7 @@ from benchmarks.protocol import serve, versions
 EARLY_EXIT, DRAFT_TOKENS, FEWER_TOKENS = 2, 4, 96
 models: dict[str, Any] = {}
 options: dict[str, Any] = {}
+drafted = {"tokens": 0}
 
 
 def _model(path: str) -> Any:
@@ -28,7 +29,7 @@ def _model(path: str) -> Any:
 def load(method: str, target: str, draft: str, streams: int, prefix_cache: bool) -> dict[str, Any]:
     if streams > 1 or prefix_cache:
         raise NotImplementedError("assisted generation takes one text at a time, and generate keeps no prefix cache")
-    models["it"] = _model(target)
+    models["it"] = count_drafts(_model(target))
     options.clear()
     if method in ("assisted", "universal"):
         options["assistant_model"] = _model(draft)
@@ -43,6 +44,26 @@ def load(method: str, target: str, draft: str, streams: int, prefix_cache: bool)
         options["tokenizer"] = AutoTokenizer.from_pretrained(target)
         options["assistant_tokenizer"] = shorten(options["assistant_model"], Path(draft))
     return {}
+
+
+def count_drafts(model: Any) -> Any:
+    """Let a model count the draft tokens that it verifies, which `generate` does not tell."""
+    start = model._get_candidate_generator
+
+    def counting(*arguments: Any, **named: Any) -> Any:
+        generator = start(*arguments, **named)
+        draft = generator.get_candidates
+
+        def counted(ids: torch.Tensor, **more: Any) -> Any:
+            candidates = draft(ids, **more)
+            drafted["tokens"] += candidates[0].shape[1] - ids.shape[1]
+            return candidates
+
+        generator.get_candidates = counted
+        return generator
+
+    model._get_candidate_generator = counting
+    return model
 
 
 def shorten(model: Any, folder: Path) -> Any:
@@ -67,13 +88,14 @@ def generate(
         raise NotImplementedError("generate has no JSON schemas")
     chosen = {"do_sample": bool(sampling), "max_new_tokens": tokens, **({"top_k": 0} | sampling if sampling else {})}
     prompt, texts = torch.tensor([ids]), []
+    drafted["tokens"] = 0
     for seed in seeds if options else seeds[:1]:
         torch.manual_seed(seed)
         count = 1 if options or not sampling else len(seeds)
         mask = torch.ones_like(prompt)
         out = models["it"].generate(prompt, attention_mask=mask, num_return_sequences=count, **chosen, **options)
         texts += out[:, len(ids) :].tolist()
-    return {"texts": texts}
+    return {"texts": texts} | ({"drafted": drafted["tokens"]} if options else {})
 
 
 if __name__ == "__main__":

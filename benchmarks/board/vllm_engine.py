@@ -27,9 +27,15 @@ def load(method: str, target: str, draft: str, streams: int, prefix_cache: bool)
     drafts = kinds[method] | {"num_speculative_tokens": DRAFT_TOKENS} if method in kinds else None
     made["it"] = LLM(
         model=target, dtype="float32", max_model_len=512, max_num_seqs=streams, enable_prefix_caching=prefix_cache,
-        disable_log_stats=True, enforce_eager=True, speculative_config=drafts,
+        disable_log_stats=False, enforce_eager=True, speculative_config=drafts,
     )  # fmt: skip
     return {}
+
+
+def count_drafted() -> int | None:
+    """Return the number of draft tokens of all requests so far; None without speculation."""
+    counts = [each.value for each in made["it"].get_metrics() if each.name == "vllm:spec_decode_num_draft_tokens"]
+    return sum(map(int, counts)) if counts else None
 
 
 def generate(
@@ -40,8 +46,11 @@ def generate(
     if schema is not None:
         form["structured_outputs"] = StructuredOutputsParams(json=schema)
     params = [SamplingParams(max_tokens=tokens, detokenize=False, seed=seed, **form) for seed in seeds]
+    before = count_drafted()
     done = made["it"].generate([{"prompt_token_ids": ids}] * len(seeds), params, use_tqdm=False)
-    return {"texts": [list(each.outputs[0].token_ids) for each in done]}
+    after = count_drafted()
+    texts = [list(each.outputs[0].token_ids) for each in done]
+    return {"texts": texts} | ({} if before is None or after is None else {"drafted": after - before})
 
 
 if __name__ == "__main__":

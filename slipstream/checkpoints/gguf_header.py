@@ -38,6 +38,7 @@ _ROLES = {"unk": "unknown", "pad": "padding", "sep": "seperator"}
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
 
 FILE_TYPES: Mapping[int, str] = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
@@ -245,6 +246,17 @@ class _Reader:
     def text(self) -> str:
         return self.take(self.whole()).decode("utf-8", errors="backslashreplace")
 
+    def texts(self, count: int) -> list[str]:
+        """Read `count` texts without calls for their parts: vocabularies have 100,000s of them."""
+        data, at, found = self.data, self.at, []
+        for _ in range(count):
+            if at + 8 > self.size or (end := at + 8 + _LENGTH.unpack_from(data, at)[0]) > self.size:
+                break
+            found.append(data[at + 8 : end].decode("utf-8", errors="backslashreplace"))
+            at = end
+        self.at = at
+        return found if len(found) == count else [self.text()]  # raises the error
+
     def value(self, kind: int, deep: int = 0) -> Any:
         if kind == _STRING:
             return self.text()
@@ -254,7 +266,7 @@ class _Reader:
                 return self.numbers(inner, count)
             if count > self.size or deep > 2:
                 raise ValueError(f"an array of {count} values")
-            return [self.value(inner, deep + 1) for _ in range(count)]
+            return self.texts(count) if inner == _STRING else [self.value(inner, deep + 1) for _ in range(count)]
         if kind not in _NUMBERS:
             raise ValueError(f"a value of type {kind} at {self.at}")
         return self.numbers(kind, 1)[0]

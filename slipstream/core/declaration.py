@@ -1,8 +1,8 @@
 """One way to declare an option: a field of a dataclass, with its default, its help, its check and its names.
 
 `option` declares settings of loading, of drafters, of training and of commands. `parameter` declares sampling
-parameters, and says what they act on. `argument` declares positional arguments of commands. Lists of options, help and
-checks are derived from these declarations. Importing this does not import torch.
+parameters, each with its effect on decoding. `argument` declares positional arguments of commands. Lists of options,
+help and checks are derived from these declarations. Importing this module does not import torch.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -12,23 +12,23 @@ from functools import cache
 from typing import Any
 
 Check = Callable[[str, Any], Any]
-"""(name, value) -> the value as it is stored; raises ParameterError with the name if it is not allowed."""
+"""(name, value) -> the value to store. Raises ParameterError, which names the field, if the value is not allowed."""
 
 OPTION = "option"
-"""Key of the declaration in the metadata of a field."""
+"""Key under which the metadata of a dataclass field has its declaration."""
 
 
 @dataclass(frozen=True)
 class Option:
     """The declaration of a field.
 
-    help        one sentence for `--help`; without one, the field is no option of a command.
-    names       as typed; () derives one from the name of the field, `top_k` -> `--top-k`.
-    shown       the default in `--help`, in words; True: the default itself, False: none.
+    help        one sentence for `--help`; a field without help is not a command-line option.
+    names       names on the command line; (): derived from the name of the field, `top_k` -> `--top-k`.
+    shown       the default as `--help` prints it: a text, True (the default itself) or False (no default).
     check       refuses bad values and returns the value to store.
-    metavar     what stands for the value in `--help`; None: it follows from the type.
-    panel       the group in `--help`; None: the dataclass's group.
-    positional  True for an argument.
+    metavar     placeholder for the value in `--help`; None: derived from the type.
+    panel       the group of options in `--help`; None: the dataclass's group.
+    positional  True for a positional argument.
     more        further arguments of `typer.Option`, such as `min`.
     """
 
@@ -52,31 +52,31 @@ def option(
     panel: str | None = None,
     **more: object,
 ) -> Any:
-    """Declare a field, which is an option of a command if it has a help; see `Option`."""
+    """Declare a field. If it has a help text, it becomes a command-line option; see `Option`."""
     declared = Option(help, names, shown, check, metavar, panel, more=more)
     return field(default=default, metadata={OPTION: declared})
 
 
 def argument(help: str, default: object = MISSING, shown: str | bool = True) -> Any:
-    """Declare an argument; one without a default must be given. shown: as for `option`."""
+    """Declare a positional argument. Without a default it is required. shown: as in `Option`."""
     return field(default=default, metadata={OPTION: Option(help, shown=shown, positional=True)})
 
 
 class Effect(Enum):
-    """Says what a sampling parameter acts on. The first four together make the distribution out of the logits."""
+    """Says what a sampling parameter changes. The first four effects together turn logits into a distribution."""
 
     TEMPERATURE = auto()
-    """Divides the logits before the softmax; at 0 the most likely token is taken."""
+    """Divides the logits before the softmax; 0 selects the most likely token."""
     FILTERS_PROBABILITIES = auto()
-    """Drops unlikely tokens after the softmax; without effect at temperature 0."""
+    """Drops unlikely tokens after the softmax; has no effect at temperature 0."""
     EDITS_LOGITS = auto()
-    """Changes single logits, whatever the text before them."""
+    """Changes single logits, independently of the earlier tokens."""
     NEEDS_HISTORY = auto()
-    """Changes single logits depending on which tokens came before."""
+    """Changes single logits, depending on the earlier tokens."""
     ENDS_TEXT = auto()
     """Decides where the text ends."""
     CONTROLS_RUN = auto()
-    """The random seed, what is reported, how much is speculated."""
+    """Changes only the random seed, what is reported, or how many tokens are drafted."""
 
 
 DISTRIBUTION = (Effect.TEMPERATURE, Effect.FILTERS_PROBABILITIES, Effect.EDITS_LOGITS, Effect.NEEDS_HISTORY)
@@ -84,13 +84,13 @@ DISTRIBUTION = (Effect.TEMPERATURE, Effect.FILTERS_PROBABILITIES, Effect.EDITS_L
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter(Option):
-    """The declaration of a sampling parameter. Without a help, it does not fit on a line: neither the command line nor
-    the chat has it.
+    """The declaration of a sampling parameter. A parameter without help has values that do not fit on a line, so
+    neither the command line nor the chat offers it.
 
     default  the value that changes nothing (for the temperature: 0, greedy).
-    effect   what it acts on.
+    effect   what the parameter changes.
     neutral  another value that changes nothing; None: there is none.
-    ids_in   the token ids that a value names. `LLM` refuses those outside the vocabulary.
+    ids_in   value -> the token ids in it. `LLM` refuses ids outside the vocabulary.
     """
 
     default: Any
@@ -101,7 +101,8 @@ class Parameter(Option):
 
 
 def parameter(default: Any, check: Check, effect: Effect, help: str, *names: str, **more: Any) -> Any:
-    """Declare a field of `SamplingParams`. help: "" for one that is no option; more: of its `Parameter`."""
+    """Declare a field of `SamplingParams`. help: "" if it is no command-line option; more: other fields of
+    `Parameter`."""
     declared = Parameter(default=default, check=check, effect=effect, help=help, names=names, **more)
     return field(default=default, metadata={OPTION: declared})
 

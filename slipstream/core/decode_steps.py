@@ -1,6 +1,6 @@
-"""`StepSampling` and `DecodedSteps`: how a call that decodes several steps picks its tokens, and what it returns.
+"""`StepSampling` says how a call that decodes several steps picks its tokens; `DecodedSteps` is what the call returns.
 
-Targets, executors, EAGLE heads and drafters all name such a call `decode_steps`.
+In targets, executors, EAGLE heads and drafters, this call is the method `decode_steps`.
 """
 
 import math
@@ -13,32 +13,34 @@ import torch
 from torch import Tensor
 
 ARGMAX_INV_TEMPERATURE = 1e30
-"""inv_temperature of a greedy sequence among sampled ones: its distribution is then a point mass at the first maximum,
-which a uniform of 0 finds."""
+"""inv_temperature of a greedy sequence in a batch with sampled sequences. Its softmax is then a point mass at the first
+maximum, which a uniform number of 0 selects."""
 
 
 TYPICAL_TOKENS = 128
 """Output length that `best_steps_per_call` assumes."""
 
 CALL_BYTES = 18_000_000
-"""Bytes of weights that are read in the time of Python's overhead per call (0.55 ms at 33 GB/s, measured)."""
+"""Bytes of weights that can be read in the time that Python needs for a call (0.55 ms at 33 GB/s, measured)."""
 
 
 def best_steps_per_call(weight_bytes: int, call_bytes: int = CALL_BYTES) -> int:
     """Number of plain decoding steps to run in one call. n steps save 1 - 1 / n of Python's overhead, but on average
-    (n - 1) / 2 steps are wasted after the end of the text. Returns the best n for TYPICAL_TOKENS tokens: 1 for large
-    models, at most 12."""
+    (n - 1) / 2 steps are wasted after the end of the text. Returns the best n for outputs of TYPICAL_TOKENS tokens: 1
+    for large models, at most 12."""
     return max(1, min(12, round(math.sqrt(2 * TYPICAL_TOKENS * call_bytes / weight_bytes))))
 
 
 @dataclass(frozen=True, eq=False)
 class Worth:
-    """Decides how far draft tokens are worth drawing, by their confidence: the highest probability of the softmax at
-    the sequence's temperature (1 if it is greedy). To look at the drawn token instead would bias the output.
+    """Decides after which draft token drawing ends, by the tokens' confidence: the highest probability of the softmax
+    at the sequence's temperature (at temperature 1 if it is greedy). Looking at the drawn token instead would bias the
+    output.
 
-    rates  float64 [B, C]: acceptance rates of tokens with a confidence in [c / C, (c + 1) / C).
-    least  float64 [B, K]: after token j the call goes on if the product of the rates up to it reaches this bound for
-           any sequence. It is infinite from the last token that a sequence may have.
+    rates  float64 [B, C]: rates[b, c] is the acceptance rate of sequence b's draft tokens whose confidence is in
+           [c / C, (c + 1) / C).
+    least  float64 [B, K]: after token j the call continues if, for any sequence, the product of the rates of its tokens
+           0..j reaches this bound. The bound is infinite from the last token that a sequence may draft.
     """
 
     rates: np.ndarray
@@ -47,14 +49,16 @@ class Worth:
 
 @dataclass(frozen=True, eq=False)
 class StepSampling:
-    """How K tokens of each of B sequences are picked. With neither uniforms nor noise: the first maximum.
+    """How K tokens are picked for each of B sequences. Without uniforms and noise, each is the first maximum of its
+    logits.
 
-    inv_temperature  [B], float64; None is 1 for all.
-    uniforms  [K, B] in [0, 1): the first token whose cumulated softmax(logits * inv_temperature) exceeds it.
-    noise     [K, B, V'], or what broadcasts to that: the first maximum of logits * inv_temperature + noise. Gumbel
-              noise makes it a sample of the softmax.
-    vocab     ids from here on are never picked; None: all V' may be.
-    worth     when the call may end before K tokens; None: never. Not every call does.
+    inv_temperature  float64 [B]; None: 1 for every sequence.
+    uniforms  [K, B] in [0, 1): picks the first token whose cumulative softmax(logits * inv_temperature) exceeds the
+              number.
+    noise     [K, B, V'], or a shape that broadcasts to it: picks the first maximum of logits * inv_temperature + noise.
+              With Gumbel noise this is a sample of the softmax.
+    vocab     ids from `vocab` on are never picked; None: all V' ids may be picked.
+    worth     may end the call before K tokens; None: all K are picked. Some implementations ignore it.
     """
 
     inv_temperature: Tensor | None = None
@@ -65,11 +69,11 @@ class StepSampling:
 
     @cached_property
     def kind(self) -> str:
-        """How tokens are picked: "maximum", "uniforms" or "noise"."""
+        """The way tokens are picked: "maximum", "uniforms" or "noise"."""
         return "uniforms" if self.uniforms is not None else "maximum" if self.noise is None else "noise"
 
     def pick(self, logits: Tensor, j: int) -> Tensor:
-        """Tokens [B] of step j from logits [B, V'], in the logits' own precision."""
+        """Pick tokens [B] of step j from logits [B, V'], computing in the dtype of the logits."""
         x = logits[:, : self.vocab]
         if self.inv_temperature is not None:
             x = x * self.inv_temperature.to(x)[:, None]
@@ -83,16 +87,16 @@ ARGMAX = StepSampling()
 
 
 class DecodedSteps(NamedTuple):
-    """K tokens of each of B sequences; fewer where they were not worth drawing.
+    """K tokens of each of B sequences; fewer than asked for if `StepSampling.worth` ended the call.
 
-    tokens  int64 [K, B]. logits: [K, B, V'], raw. Both valid until the next call.
-    probs   float64 [K, B, V'] that each token was drawn from, if the call drew in float64; None if it took the first
-            maximum, or drew in the logits' own precision. The caller's to keep.
-    hidden  where the layers were left early, the residual stream there, [M, d] of the rows that were pending ...
-    later   ... and [K, B, d] of the new tokens. Both valid until the next call.
+    tokens  int64 [K, B]. logits: [K, B, V'], unchanged. Both valid until the next call.
+    probs   float64 [K, B, V']: the distribution from which each token was drawn. None if the call took the first
+            maximum, or drew in the dtype of the logits. The caller may keep this tensor.
+    hidden  if the call ended at an early exit: the residual stream there, [M, d], of the tokens that were pending.
+    later   the same for the new tokens, [K, B, d]. `hidden` and `later` are valid until the next call.
     confidence  float64 [K, B] (see `Worth`), if the call computed it.
-    states  tap -> [K, B, d]: hidden states of the tokens that were read, each the one before a new token. The caller's
-            to keep.
+    states  tap -> [K, B, d]: hidden states of the tokens that the call processed; the state at k belongs to the token
+            before new token k. The caller may keep these tensors.
     """
 
     tokens: Tensor

@@ -1,9 +1,9 @@
-"""`Dice`: where verification takes its random choices from.
+"""`Dice` makes the random choices of verification.
 
-Verification never draws a random number itself. It asks to accept with a probability, to choose from a distribution, or
-to pick with the shared noise. In production the answers come from each sequence's own stream. The proofs pass dice that
-branch over every possible answer and weigh each branch with its probability, so the code that is proven is the code
-that runs.
+Verification never draws a random number itself. It calls `Dice` to accept with a probability, to choose from a
+distribution, or to pick with shared noise. In production, `Dice` uses the random stream of each sequence. The proofs of
+exactness pass another object, which branches over every possible answer and weights each branch with its probability.
+So the code that is proven is the code that runs.
 """
 
 from collections.abc import Sequence as Seq
@@ -19,12 +19,12 @@ from slipstream.core.random import VERIFY, Stream
 class Dice:
     """Random choices for one step of B sequences.
 
-    streams    one per sequence.
-    positions  index of the first token that this step decides, per sequence.
-    counts     most acceptance tests that each sequence can need (its number of nodes).
+    streams    one random stream per sequence.
+    positions  per sequence, index of the first token that this step decides.
+    counts     per sequence, the largest number of acceptance tests that it can need (its number of nodes).
 
-    Sequence b reads only numbers addressed by (its seed, positions[b]), so its outcome is the same alone or in
-    a batch.
+    Sequence b uses only random numbers that belong to its seed and to positions[b], so its outcome is the same alone
+    and in a batch.
     """
 
     def __init__(self, streams: Seq[Stream], positions: Seq[int], counts: Seq[int]):
@@ -33,7 +33,7 @@ class Dice:
         self._column = 0
 
     def _uniforms(self, column: int) -> NDArray[np.float64]:
-        """[B]."""
+        """Return uniform numbers [B] of this column."""
         if self._columns is None:
             self._columns = np.zeros((len(self._streams), 1 + max(self._counts)))
             for row, stream, position, count in zip(
@@ -43,19 +43,19 @@ class Dice:
         return self._columns[:, column]
 
     def accept(self, probability: Seq[float]) -> list[bool]:
-        """[B] -> [B]: True with the given probability; values above 1 are certain, 0 and NaN never happen (the test is
-        strict: a uniform of exactly 0 does not accept an impossible token). Computed on the host, where trees are
-        walked."""
+        """[B] -> [B]: True with the given probability. Probabilities of 1 or more are certain; 0 and NaN never accept
+        (the comparison is strict, so a uniform number of exactly 0 does not accept an impossible token). Computed on
+        the host, where the trees are walked."""
         self._column += 1
         return [u < p for u, p in zip(self._uniforms(self._column).tolist(), probability, strict=True)]
 
     def choose(self, probs: Tensor) -> Tensor:
-        """[B, V] (rows sum to 1) -> int64 [B]: a token of each row, by inverse-CDF sampling."""
+        """[B, V] (rows sum to 1) -> int64 [B]: draw a token from each row by inverse-CDF sampling."""
         return invert(probs, torch.from_numpy(self._uniforms(0)).to(probs.device))
 
     def pick(self, probs: Tensor, owner: Seq[int], depth: Seq[int]) -> Tensor:
-        """[R, V] -> int64 [R]: argmax(log probs + noise) with the noise of position `positions[owner[r]] + depth[r]` of
-        sequence `owner[r]` for row r (Gumbel-max)."""
+        """[R, V] -> int64 [R]: argmax(log probs + noise) of each row (Gumbel-max). Row r has the noise of position
+        `positions[owner[r]] + depth[r]` of sequence `owner[r]`."""
         vocab = probs.shape[-1]
         places: dict[tuple[int, int], int] = {}  # nodes of equal depth share their noise: it is drawn once
         rows = [places.setdefault(place, len(places)) for place in zip(owner, depth, strict=True)]

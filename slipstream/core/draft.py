@@ -1,8 +1,8 @@
-"""`Draft`, what a drafter proposes, and `Verdict`, what verification made of it.
+"""`Draft`: the draft tokens that a drafter proposes. `Verdict`: which of them are accepted, and which token follows.
 
 A draft is a *forest*: for every sequence of the batch, a tree of draft tokens below the sequence's last pending token.
-A chain is the tree with one child everywhere; no draft token at all is the empty tree, and a step with an empty draft
-is plain decoding.
+A chain is a tree in which every node has one child. A sequence without draft tokens has the empty tree, and a step with
+an empty draft is plain decoding.
 
     "the" is pending; the drafter proposes           tokens  = [cat, dog, sat, ran, sat]
                                                       parents = [ -1,  -1,   0,   0,   1]
@@ -10,8 +10,8 @@ is plain decoding.
               │          └─ ran(3)
               └─ dog(1) ─── sat(4)
 
-Nodes of all sequences lie one after another ("packed"): sequence `b` owns `splits[b]:splits[b+1]`, and its
-parents count from 0 within that range.
+The nodes of all sequences are packed one after another: sequence `b` has the nodes `splits[b]:splits[b+1]`. Its parents
+are indices that count from the first of these nodes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch import Tensor
 from slipstream.errors import DraftError
 
 Decision = tuple[list[list[int]], list[int]]
-"""What a rule decides: accepted path and next token of each sequence, as in `Verdict`."""
+"""The decision of a rule: accepted path and next token of each sequence, as in `Verdict`."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,18 @@ class Draft:
 
     tokens   int64 [N], on the target's device.
     parents  N host integers: the parent's index within the same sequence, smaller than the node's own;
-             -1 for children of the last pending token. Siblings are tried in this order.
-    splits   B+1 host integers: sequence b owns the nodes splits[b]:splits[b+1].
+             -1 for children of the last pending token. Siblings are tried in the order of their indices.
+    splits   B+1 host integers: sequence b has the nodes splits[b]:splits[b+1].
     q        [N, V], the distribution that each draft token *was sampled from*: after every filter, and without the
              earlier siblings if siblings are drawn without replacement. None: every token was chosen deterministically
-             (a point mass). Among sampled nodes, a deterministic one has a one-hot row.
-    acceptable  N host booleans; False marks a node that is run but may not be accepted, nor anything below it.
-             None: all may be.
+             (a point mass). If only some nodes were sampled, the rows of the other nodes are one-hot.
+    acceptable  N host booleans. A node with False is run, but neither it nor any node below it may be accepted. None:
+                all nodes may be accepted.
     by       N names: the drafter that proposed each node. None, or an empty name: it is not known.
-    drawn    B host integers: how many tokens a model drew for each sequence, including tokens left out because they
-             were not worth their rows. None: the drafter does not weigh tokens against the cost of their rows.
+    drawn    B host integers: how many tokens a model drew for each sequence, including tokens that the drafter left out
+             because verifying them costs more than they gain. None: the drafter does not weigh this cost.
 
-    The structure is on the host because every drafter knows it there; only token values may come from a device.
+    Parents and splits are on the host because every drafter builds them there; only token ids may come from a device.
     """
 
     tokens: Tensor
@@ -76,7 +76,7 @@ class Draft:
         device: torch.device | str = "cpu",
         by: Seq[str] | None = None,
     ) -> Draft:
-        """A draft whose token ids the host knows: they are not copied back from the device."""
+        """Make a draft from token ids that the host has: they need not be copied back from the device."""
         if not ids:
             return Draft.empty(len(splits) - 1, device)
         draft = Draft(torch.tensor(ids, dtype=torch.int64, device=device), parents, splits, q, acceptable, by)
@@ -87,7 +87,7 @@ class Draft:
     def chains(
         rows: Seq[Seq[int]], q: Tensor | None = None, device: torch.device | str = "cpu", by: Seq[str] | None = None
     ) -> Draft:
-        """One chain of token ids per sequence (possibly empty); `q` and `by` as in the class, or None."""
+        """Make a draft with one chain of token ids per sequence (possibly empty); `q` and `by` as in the class."""
         ids, parents, splits = list[int](), list[int](), [0]
         for row in rows:
             ids.extend(row)
@@ -101,7 +101,8 @@ class Draft:
     def trees(
         rows: Iterable[tuple[Seq[int], Seq[int]]], device: torch.device | str = "cpu", q: Tensor | None = None
     ) -> Draft:
-        """One tree per sequence (possibly empty), as (token ids, parents); `q` as in the class."""
+        """Make a draft with one tree per sequence (possibly empty), given as (token ids, parents); `q` as in the
+        class."""
         ids, parents, splits = list[int](), list[int](), [0]
         for row_ids, row_parents in rows:
             ids.extend(row_ids)
@@ -110,14 +111,14 @@ class Draft:
         return Draft.of(ids, parents, splits, q, device=device)
 
     def part(self, members: Seq[int]) -> Draft:
-        """The draft of these sequences alone, in this order."""
+        """Return the draft of these sequences only, in the order of `members`."""
         nodes = [i for b in members for i in self.nodes(b)]
         splits = [0, *accumulate(len(self.nodes(b)) for b in members)]
         drawn = None if self.drawn is None else [self.drawn[b] for b in members]
         return self.only(nodes, [self.parents[i] for i in nodes], splits).with_drawn(drawn)
 
     def only(self, nodes: Seq[int], parents: Seq[int], splits: Seq[int]) -> Draft:
-        """The draft of these packed nodes alone, with the parents and splits that they then have."""
+        """Return the draft of these packed nodes only. parents, splits: of the new draft."""
         draft = Draft.of(
             [self.ids[i] for i in nodes],
             parents,
@@ -130,20 +131,21 @@ class Draft:
         return draft.with_drawn(self.drawn)
 
     def with_name(self, name: str) -> Draft:
-        """Return the same draft, proposed by the drafter of this name; nodes that name theirs already keep it."""
+        """Return the same draft, with this drafter's name on every node that has no name yet."""
         return self._with(by=[each or name for each in self.by or [""] * len(self)]) if len(self) else self
 
     def pad(self, more: int) -> Draft:
-        """The same draft, with `more` sequences after its own that have none."""
+        """Return the same draft with `more` sequences appended that have no draft tokens."""
         drawn = None if self.drawn is None else [*self.drawn, *[0] * more]
         return self._with(splits=[*self.splits, *[len(self)] * more], drawn=drawn) if more else self
 
     def with_drawn(self, drawn: Seq[int] | None) -> Draft:
-        """Return the same draft with these numbers of drawn tokens."""
+        """Return the same draft with other numbers of drawn tokens."""
         return self if drawn is None else self._with(drawn=drawn)
 
     def _with(self, **changes: Any) -> Draft:
-        """The same nodes; their ids are not copied from the device again."""
+        """Return a changed copy with the same nodes. Token ids that the host has are not copied from the device
+        again."""
         draft = replace(self, **changes)
         if "ids" in self.__dict__:
             draft.__dict__["ids"] = self.ids
@@ -237,13 +239,14 @@ class Draft:
             self._check_q(self.q, vocab_size)
 
     def _check_q(self, q: Tensor, vocab_size: int) -> None:
-        """A row that is no distribution, or from which its token cannot have been drawn, would bias the output."""
+        """Raise `DraftError` for a row that is no distribution, or in which its own token has no probability. Such a
+        row would bias the output."""
         if q.shape != (len(self), vocab_size) or q.dtype != torch.float64:
             raise DraftError(f"q is {q.dtype} {tuple(q.shape)}, expected float64 ({len(self)}, {vocab_size})")
         drawn = q.gather(1, self.tokens[:, None])[:, 0]  # [N]
-        rows = torch.stack([drawn, q.amin(-1), q.sum(-1)], 1).tolist()  # one synchronisation for all
+        rows = torch.stack([drawn, q.amin(-1), q.sum(-1)], 1).tolist()  # one synchronisation for all rows
         for i, (chance, least, total) in enumerate(rows):
-            if not (chance > 0 and least >= 0 and abs(total - 1) < 1e-9):  # true of NaN, too
+            if not (chance > 0 and least >= 0 and abs(total - 1) < 1e-9):  # NaN is refused, too
                 raise DraftError(f"row {i} of q is not a distribution from which its token can be drawn")
 
 
@@ -251,12 +254,12 @@ class Draft:
 class Verdict:
     """Which draft tokens are accepted, and which token follows them.
 
-    path    for each sequence, the accepted nodes from the root down, counted within the sequence.
-    next    for each sequence, the token that follows: resampled after a rejection, the bonus token if the whole draft
-            was accepted, or the last token of the text if a stop cut it. It has no KV yet.
-    finish  for each sequence, why it ended with `next`, or None. Filled in by `stop`.
-    cut     for each sequence, True if `next` is an accepted draft token: a stop ended the sequence on it, or the target
-            has no distribution after it.
+    path    for each sequence, the accepted nodes from the root down, as indices within the sequence.
+    next    for each sequence, the token that follows the path: resampled after a rejection, the bonus token if the
+            whole draft was accepted, or the last token of the text if the text ends there. It has no KV yet.
+    finish  for each sequence, why it ended with `next`, or None if it continues. Set by `stop`.
+    cut     for each sequence, True if `next` is an accepted draft token: because the text ends with it, or because the
+            target has no distribution after it.
     """
 
     path: list[list[int]]
@@ -266,36 +269,36 @@ class Verdict:
 
     @staticmethod
     def join(parts: Seq[tuple[Seq[int], Verdict]]) -> Verdict:
-        """The verdicts of parts of a batch as one: each part names its sequences."""
+        """Join the verdicts of parts of a batch. parts: (indices of the sequences in the batch, their verdict)."""
         place = {b: (verdict, i) for members, verdict in parts for i, b in enumerate(members)}
         each = [place[b] for b in range(len(place))]
         return Verdict(*([getattr(verdict, part.name)[i] for verdict, i in each] for part in fields(Verdict)))
 
     def count_accepted(self, b: int) -> int:
-        """How many draft tokens of sequence `b` are accepted."""
+        """Return the number of accepted draft tokens of sequence `b`."""
         return len(self.path[b]) + self.cut[b]
 
     def proposers(self, draft: Draft, b: int) -> list[str | None]:
-        """Return for each token of `run` the name of the drafter that proposed it, "" if it has none, and None for a
-        token of the target's own."""
+        """Return, for each token of `run`, the name of the drafter that proposed it: "" if the name is not known, None
+        if the target chose the token."""
         start, nodes = draft.splits[b], list(self.path[b])
         if draft.by is None:
             return [""] * self.count_accepted(b) + [None] * (not self.cut[b])
-        if self.cut[b]:  # `next` is a child of the last node, the first of equal ones
+        if self.cut[b]:  # `next` is the first child of the last node with its id
             last = nodes[-1] if nodes else -1
             nodes += [n for n in draft.children(b)[last] if draft.ids[start + n] == self.next[b]][:1]
         return [draft.by[start + node] for node in nodes] + [None] * (not self.cut[b])
 
     def run(self, draft: Draft, b: int) -> list[int]:
-        """The tokens that sequence `b` gains: its accepted draft tokens, then `next`."""
+        """Return the tokens that sequence `b` gains: its accepted draft tokens, then `next`."""
         return [draft.ids[draft.splits[b] + node] for node in self.path[b]] + [self.next[b]]
 
 
 def build_mask(parents: Seq[int], pending: int = 0) -> Tensor:
-    """Which rows of a sequence each new row attends to, among the new ones: bool [n, n], n = pending + nodes.
+    """Return the attention mask among the new rows of a sequence: bool [n, n], n = pending + nodes.
 
-    A pending token sees itself and those before it. A node sees what its parent sees, and itself; a parent of -1 is the
-    last pending token.
+    A pending token attends to itself and to the pending tokens before it. A node attends to itself and to what its
+    parent attends to; parent -1 is the last pending token.
     """
     n = pending + len(parents)
     mask = np.zeros((n, n), dtype=np.bool_)  # [n, n]

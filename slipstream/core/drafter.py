@@ -1,8 +1,8 @@
-"""The contract of a drafter, and nothing else.
+"""`Drafter`: the contract of every drafter. `DrafterTraits`: the properties that a drafter declares.
 
-A drafter sees sequences, proposes a draft, and is shown what became of it. Whether it drafts by a model, a lookup or a
-head is its own business: the step and the verification never ask. What it does beyond `Drafter` it declares in
-`DrafterTraits`, as a target does in `Capabilities`; nobody probes for members.
+A drafter sees sequences, proposes a draft, and is then shown which of its tokens were accepted. The step and the
+verification do not depend on whether it drafts with a model, an n-gram lookup or a head. It declares abilities beyond
+`Drafter` in `DrafterTraits`, as a target does in `Capabilities`; no code probes for methods.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from slipstream.core.target import TargetOut
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits the draft for one sequence, and prices its tokens.
+    """Limits the draft for one sequence, and says what its tokens cost.
 
-    depth      most draft tokens in a row; 0 asks for none.
-    row_costs  the least acceptance probability with which draft token 1, 2, .. pays for its row; the last one counts
-               for all further tokens. Empty: not measured, so the drafter's own options hold.
-    draw_cost  what it costs to draw a further draft token, in the same unit.
-    reached    probability that draft tokens before these are all accepted (see `Lookup.continue_from`).
+    depth      largest number of draft tokens in a row; 0: draft nothing.
+    row_costs  cost of verifying draft token 1, 2, .., as the smallest acceptance probability with which it pays; the
+               last value is for all further tokens. Empty: not measured, so the drafter's own options decide.
+    draw_cost  cost of drawing one more draft token, in the same unit.
+    reached    probability that all draft tokens before this draft are accepted (see `Lookup.continue_from`).
     """
 
     depth: int
@@ -33,7 +33,7 @@ class Budget:
     reached: float = 1.0
 
     def row_cost(self, n: int) -> float:
-        """Return the cost of the row of draft token `n`, counted from 0."""
+        """Return the cost of verifying draft token `n`, counted from 0."""
         return self.row_costs[min(n, len(self.row_costs) - 1)]
 
 
@@ -42,17 +42,17 @@ class DrafterTraits:
     """Declares what a drafter needs and does beyond `Drafter`.
 
     taps            target layers whose hidden states `observe` needs (see `TargetOut.hidden`).
-    drafts          False: it never drafts or learns; the engine skips it.
-    chains_only     it drafts at most one token for each depth.
+    drafts          False: it never drafts or learns, and the engine skips it.
+    chains_only     its drafts are chains, never trees.
     lookup          it finds its draft tokens in text: it is a `Lookup`.
-    prices_rows     it ends a draft where a token is not worth its row (see `Budget`).
-    reads_predictions  it copies from `Sequence.prediction`, too.
-    remembers       it keeps something of one request for the next ones.
+    prices_rows     it ends a draft before a token that costs more than it gains (see `Budget`).
+    reads_predictions  it copies draft tokens from `Sequence.prediction`, too.
+    remembers       it uses what it learned in one request in later requests.
     reads_prompts   it is a `PromptReader`.
     keeps_prefixes  it is a `PrefixKeeper`.
     composite       it is a `CompositeDrafter`.
-    predicted_lookups  its lookups draft only for requests with a prediction.
-    longest         most draft tokens in a row that it can draft; None: any number.
+    predicted_lookups  its n-gram lookups draft only for requests with a prediction.
+    longest         largest number of draft tokens in a row that it can draft; None: any number.
     """
 
     taps: tuple[int, ...] = ()
@@ -90,17 +90,17 @@ class Drafter(Protocol):
     traits: DrafterTraits
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
-        """Draft tokens for each sequence, at most `budgets[b].depth` deep; 0 asks for none.
+        """Draft tokens for each sequence, at most `budgets[b].depth` deep; nothing if that is 0.
 
         Whether to draft, and how far, may depend on everything except the draft token just drawn: dropping a sampled
-        token because its own q was low biases the output. So does an exception that depends on it, because the step
-        then goes on without the whole draft: after a fault, return what was drawn before.
+        token because its own q was low biases the output. An exception that depends on this token biases it, too,
+        because the step then continues without the whole draft. So after an error, return the tokens drawn before it.
         """
         ...
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        """Learn from a step. The sequences have already advanced by `verdict`. Draft, out and verdict may go on with
-        sequences that this drafter is not shown."""
+        """Learn from a step. The sequences have already advanced by `verdict`. Draft, out and verdict may have further
+        sequences at their end, which this drafter is not shown."""
         return
 
     def release(self, seq_id: int) -> None:
@@ -109,66 +109,68 @@ class Drafter(Protocol):
 
 
 class Lookup(Drafter, Protocol):
-    """A drafter that finds its draft tokens in text. It is cheap to ask and knows the length of its match."""
+    """A drafter that finds its draft tokens in text. Drafting costs little, and it knows the length of its match."""
 
     def match_length(self, seq_id: int) -> int:
-        """Length of the match of the sequence's last draft: how many of its last tokens occurred earlier."""
+        """Return the length of the match of the sequence's last draft: how many of its last tokens occurred earlier."""
         ...
 
     def continue_from(self, seq: Sequence, drafted: Seq[int], budget: Budget) -> tuple[list[int], int]:
-        """Draft tokens that follow the sequence *and* another drafter's tokens `drafted`, within the budget, and the
-        length of their match."""
+        """Return draft tokens that follow the sequence *and* another drafter's tokens `drafted`, within the budget, and
+        the length of the match."""
         ...
 
 
 class PromptReader(Drafter, Protocol):
-    """A drafter that reads prompts along with the target, chunk by chunk, so that no step has to read a long one."""
+    """A drafter that reads each prompt chunk by chunk, as the target does, so that no step has to read a long
+    prompt."""
 
     def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
-        """Each sequence has read a chunk: its KV now ends at `kv_len`, and more of its prompt is waiting. `out` has the
-        hidden states of the chunks, and the logits after each, which are of no use."""
+        """Read a chunk of each sequence's prompt. The target has just read it: the KV now ends at `kv_len`, and more of
+        the prompt is pending. `out` has the hidden states of the chunks, and logits that are not needed."""
         ...
 
 
 class PrefixKeeper(Drafter, Protocol):
-    """A drafter with a KV cache of its own, which may keep its state for the beginning of a text. Then it drafts as
-    well for a request whose target begins in the middle of a prompt as for one that read all of it. The defaults suit
-    a drafter that needs nothing of the text before."""
+    """A drafter with its own KV cache, which may keep its state for the beginning of a prompt. It then drafts as well
+    if the target takes this beginning from its prefix cache as if the target had read the whole prompt. The methods
+    here are right for a drafter that needs nothing of the earlier tokens."""
 
     def match_prefix(self, seq: Sequence) -> int:
-        """After how many leading tokens of the sequence, read by the target for an earlier one, it could begin."""
+        """Return after how many leading tokens it could begin, if the target takes their KV from its prefix cache."""
         return len(seq.tokens)
 
     def begin(self, seq: Sequence, length: int) -> None:
-        """The target begins the sequence after its first `length` tokens, at most `match_prefix`."""
+        """Begin the sequence after its first `length` tokens, as the target does; at most `match_prefix`."""
         return
 
     def keep(self, seq: Sequence) -> None:
-        """Keep what was computed for the sequence, for later ones."""
+        """Keep the state computed for the sequence, for later requests."""
         return
 
 
 class CompositeDrafter(Drafter, Protocol):
-    """A drafter that is made of others."""
+    """A drafter that combines several drafters."""
 
     members: tuple[Drafter, ...]
 
 
 def read_prompts(drafter: Drafter, seqs: Seq[Sequence], out: TargetOut) -> None:
-    """Show chunks of prompts to the drafter, if it reads them."""
+    """Show chunks of prompts to the drafter, if it is a `PromptReader`."""
     if drafter.traits.reads_prompts:
         cast(PromptReader, drafter).read_prompts(seqs, out)
 
 
 def parts(drafter: Drafter) -> list[Drafter]:
-    """The drafter, or the drafters that it is made of, none of which is made of others."""
+    """Return the drafters that a composite drafter combines, at every level, or the drafter itself if it is not
+    composite."""
     if drafter.traits.composite:
         return [part for member in cast(CompositeDrafter, drafter).members for part in parts(member)]
     return [drafter]
 
 
 class NoDrafter(Drafter):
-    """Drafts nothing: plain decoding, the baseline of every speed-up, through the same code as everything else."""
+    """Drafts nothing: plain decoding, which is the baseline of every speed-up and runs the same code as drafting."""
 
     name = "none"
     traits = DrafterTraits(drafts=False)

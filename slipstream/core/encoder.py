@@ -1,14 +1,14 @@
-"""`Encoder`: what an encoder-decoder declares. Does not import torch."""
+"""`Encoder`: what an encoder-decoder declares about its encoder. Does not import torch."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """Each text of an encoder-decoder answers a source (see `SourcedSequence`), which its encoder reads once.
+    """The limits of an encoder, which reads the source of each sequence once (see `SourcedSequence`).
 
-    context  most tokens of a source.
-    start    ids that every text begins with, before its output.
+    context  largest number of tokens of a source.
+    start    token ids with which the decoder's input begins, before the output.
     """
 
     context: int

@@ -1,9 +1,9 @@
-"""`SamplingParams`: what a request may ask for. Every field is honoured by every drafter and rule, or refused.
+"""`SamplingParams`: the parameters of a request. Every drafter and rule honours every field, or refuses the request.
 
 To add a sampling parameter, declare it as a field with `parameter(default, check, effect, help=...)`, and apply it
 where its effect belongs: in `_edit` or `warp` of `core/warp.py`, or in `core/stop.py`. The check, the command-line
-option, the batch key and the shortcuts of greedy and plain sampling follow from the declaration.
-CONTRIBUTING.md says which tests then want a value for it. Checks that depend on the model are in
+option, the batch key and the shortcuts of greedy and plain sampling are derived from the declaration.
+CONTRIBUTING.md says which tests then need a value for it. Checks that depend on the model are in
 `engine/request_checks.py`.
 """
 
@@ -28,7 +28,7 @@ def check_number(name: str, value: Any, low: float, high: float, *, open_low: bo
     `open_low`."""
     value = _as_python(value)
     ok = isinstance(value, (int, float)) and not isinstance(value, bool)
-    # The range first: an integer that is too long for a float is outside of it, and math.isfinite raises for it.
+    # Check the range first: math.isfinite raises for an integer that is too large for a float.
     if not ok or not low <= value <= high or (open_low and value == low) or not math.isfinite(value):
         interval = f"{'(' if open_low else '['}{low:g}, {high:g}]"
         raise ParameterError(
@@ -51,38 +51,38 @@ def check_draft_tokens(value: Any) -> Any:
     if value > MOST_DRAFT_TOKENS:
         raise ParameterError(
             f"draft_tokens is {value}, at most {MOST_DRAFT_TOKENS} are verified in one step",
-            why="longer drafts would be refused step by step",
+            why="longer drafts would be refused in every step",
             fix=f"choose 1 to {MOST_DRAFT_TOKENS}, or 0 to turn speculation off",
         )
     return value
 
 
 def _as_python(value: object) -> Any:
-    """NumPy's integers and floats as the Python number that they equal. All else as it is; a bool is no number."""
+    """Convert NumPy's integers and floats to Python numbers; return other values, and every bool, unchanged."""
     if type(value) in (int, float, bool) or not isinstance(value, Real):
         return value
     return int(value) if isinstance(value, Integral) else float(value)
 
 
 def number(low: float, high: float, **more: Any) -> Check:
-    """A finite number in [low, high]; more: as in `check_number`."""
+    """Return a check for a finite number in [low, high]. more: arguments of `check_number`."""
     return partial(check_number, low=low, high=high, **more)
 
 
 def integer(low: int) -> Check:
-    """An integer, at least `low`."""
+    """Return a check for an integer that is at least `low`."""
     return partial(check_integer, low=low)
 
 
 def flag(name: str, value: object) -> bool:
-    """True or False; no 1, no "yes"."""
+    """Check for True or False; 1 and "yes" are refused."""
     if not isinstance(value, bool):
         raise ParameterError(f"{name} is {value!r}, must be True or False", fix=f"write {name}=True or {name}=False")
     return value
 
 
 def text_list(name: str, value: object) -> tuple[str, ...]:
-    """Strings that are not empty; a single one may stand alone."""
+    """Check for strings that are not empty; a single string counts as a list of one."""
     texts = (value,) if isinstance(value, str) else _items(name, value, "strings")
     for text in texts:
         if not isinstance(text, str):
@@ -99,7 +99,7 @@ def id_list(name: str, value: object) -> tuple[int, ...]:
 
 
 def word_list(name: str, value: object) -> tuple[tuple[int, ...] | str, ...]:
-    """Sequences of token ids or strings, none empty; a single string may stand alone."""
+    """Check for sequences of token ids or strings, none empty; a single string counts as a list of one."""
     given = (value,) if isinstance(value, str) else _items(name, value, "strings or sequences of token ids")
     words = tuple(word if isinstance(word, str) else id_list(name, word) for word in given)
     if not all(words):
@@ -111,7 +111,7 @@ def word_list(name: str, value: object) -> tuple[tuple[int, ...] | str, ...]:
 
 
 def bias_map(name: str, value: object) -> dict[int, float] | None:
-    """Token id -> number in [-100, 100]. None if there are none."""
+    """Check for a map from token ids to numbers in [-100, 100]. Returns None for an empty map."""
     if not isinstance(value, Mapping):
         raise ParameterError(f"{name} is {value!r}, must map token ids to numbers", fix=f"write {name}={{7: 1.5}}")
     check_id, check_bias = integer(0), number(-100.0, 100.0)
@@ -138,7 +138,7 @@ def _items(name: str, value: Any, what: str) -> tuple[Any, ...]:
 class SamplingParams(Strict):
     """How to turn the target's logits into text. NumPy's integers and floats are stored as Python numbers.
 
-    temperature         0 is greedy: the first maximum. Default 0.
+    temperature         0 is greedy: select the first maximum. Default 0.
     top_k               keep the k most likely tokens; 0 keeps all.
     top_p               keep the smallest set of most likely tokens whose mass reaches top_p, in (0, 1].
     min_p               drop tokens less likely than min_p times the most likely one, in [0, 1].
@@ -147,18 +147,18 @@ class SamplingParams(Strict):
     frequency_penalty   subtracted from a logit once per occurrence in the output, in [-2, 2].
     presence_penalty    subtracted from a logit once if the token is in the output, in [-2, 2].
     logit_bias          token id -> value added to its logit, in [-100, 100]; -100 forbids.
-    bad_words           token id sequences that may not be completed (strings are encoded by `LLM`).
-    structured          the form of the text: a JSON schema, a regular expression, ... (see `Structured`).
+    bad_words           sequences of token ids that no output token may complete (strings are encoded by `LLM`).
+    structured          the form that the text must have: a JSON schema, a regular expression, ... (see `Structured`).
     min_tokens          no stop id can be sampled before this many output tokens.
-    max_tokens          most output tokens (>= 1).
+    max_tokens          largest number of output tokens (>= 1).
     stop                strings that end the text; the text is cut before them.
     stop_token_ids      ids that end the text, besides the model's EOS.
     ignore_eos          the model's EOS does not end the text.
-    seed                any integer draws the same random numbers again, and the same text: always under the rule
-                        "coupled", else with a fixed `draft_tokens` (see `LLM`). None draws one from the operating
-                        system. The distribution is the target's in any case.
+    seed                an integer fixes the random numbers. It also fixes the text: always under the rule "coupled",
+                        else with a fixed `draft_tokens` (see `LLM`). None: the operating system gives a random seed.
+                        The output has the target's distribution in any case.
     logprobs            None, or the number of alternatives to report with each token's log-probability.
-    draft_tokens        most draft tokens a step for this request; 0 turns speculation off, None leaves it to `LLM`.
+    draft_tokens        most draft tokens per step for this request; 0 turns speculation off, None: as set in `LLM`.
     """
 
     temperature: float = parameter(0.0, number(0.0, 100.0), Effect.TEMPERATURE, "Sampling temperature; 0: greedy.")
@@ -215,7 +215,7 @@ class SamplingParams(Strict):
         "Show log-probabilities of the tokens and of N alternatives.",
         metavar="N",
     )
-    draft_tokens: int | None = parameter(  # on the command line --draft-tokens is the engine's
+    draft_tokens: int | None = parameter(  # the option --draft-tokens is a setting of the engine
         None, lambda name, value: check_draft_tokens(value), Effect.CONTROLS_RUN, ""
     )
 
@@ -232,13 +232,13 @@ class SamplingParams(Strict):
 
     @property
     def divisor(self) -> float:
-        """Return the divisor of the logits above temperature 0. Below 1e-30 the distribution no longer depends on the
-        temperature, but the quotient, or its inverse, would overflow."""
+        """Return the number by which the logits are divided: the temperature, but at least 1e-30. Smaller values no
+        longer change the distribution, and the quotient or its inverse would overflow."""
         return max(self.temperature, 1e-30)
 
     @cached_property
     def biases(self) -> tuple[Any, Any]:
-        """Arrays: the ids of `logit_bias`, ascending, and the number that is added to each logit; -100 forbids."""
+        """Return two arrays: the ids in `logit_bias`, ascending, and the bias of each id; -100 forbids the token."""
         import numpy as np  # imported here: commands that only read their options need none
 
         ids = sorted(self.logit_bias or ())
@@ -247,7 +247,8 @@ class SamplingParams(Strict):
 
     @cached_property
     def bad_ends(self) -> Mapping[int, Mapping[tuple[int, ...], Any]]:
-        """Number of tokens before the last one of a bad word -> these tokens -> array of the last ones, ascending."""
+        """Return the bad words by length: number of tokens before the last -> those tokens -> array of last tokens,
+        ascending."""
         import numpy as np
 
         ends: dict[int, dict[tuple[int, ...], list[int]]] = {}
@@ -258,7 +259,7 @@ class SamplingParams(Strict):
 
     @cached_property
     def needs_history(self) -> bool:
-        """True if the distribution at a node depends on which tokens came before it (beyond the model itself)."""
+        """True if a parameter, not only the model, makes the distribution at a node depend on the earlier tokens."""
         return self._uses(Effect.NEEDS_HISTORY)
 
     @cached_property
@@ -279,14 +280,15 @@ class SamplingParams(Strict):
 
     @cached_property
     def distribution_key(self) -> tuple[object, ...]:
-        """Every value that `warp` reads: rows of requests with equal keys may be warped together, unless they need
-        their histories. Seeds, lengths, stops and reports are not part of it."""
+        """Return every value that `warp` reads. Rows of requests with equal keys may be warped together, unless they
+        need their histories. Seeds, length limits, stop conditions and reports are not part of the key."""
         each = [getattr(self, name) for name, known in declared(type(self)).items() if known.effect in DISTRIBUTION]
         return tuple(tuple(sorted(value.items())) if isinstance(value, Mapping) else value for value in each)
 
     @cached_property
     def unfiltered(self) -> SamplingParams:
-        """The same with the softmax of the edited logits as distribution: temperature 1 and no filters."""
+        """Return the same parameters with temperature 1 and no filters: the distribution is the softmax of the edited
+        logits."""
         filters = {
             name: known.default
             for name, known in declared(type(self)).items()
@@ -300,4 +302,4 @@ class SamplingParams(Strict):
         return [token for name, known in declared(type(self)).items() for token in known.ids_in(getattr(self, name))]
 
 
-declared(SamplingParams)  # a field without an effect fails here, at import
+declared(SamplingParams)  # fails here, at import, if a field has no effect

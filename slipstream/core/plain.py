@@ -1,16 +1,17 @@
 """Several steps of plain decoding in one call of the target.
 
-Between two forwards of a small model, Python takes a fifth of the time, and a third when sampling. If nothing is
-drafted and a token depends only on the target's logits and a random number that is known beforehand, nothing has to be
-decided between the forwards: the target runs several steps in one call, picks each token itself, and feeds it to the
-next step. What `step` does after a forward is then done here, once for each of them:
+With a small model, Python code between two forward passes takes a fifth of the time, and a third when sampling. If
+nothing is drafted, and a token depends only on the target's logits and a random number that is known beforehand,
+nothing has to be decided between the passes. The target then runs several steps in one call: it picks each token itself
+and feeds it to the next step. The work that `step` does after a forward pass is done here after the call, once for each
+token:
 
     pending token   t
     one call        a b c d         logits [4, V], KV of t a b c
     replayed        a, then b, which is a stop id: the sequence ends on b; c and d are discarded
 
-So text and counters are the same as in single steps, and the drafters' observations, too. A drafter that reads hidden
-states observes one step, in which all of these tokens were pending.
+So text, counters and the drafters' observations are the same as in single steps. The exception is a drafter that reads
+hidden states: it observes one step in which all of these tokens were pending.
 """
 
 from collections.abc import Sequence as Seq
@@ -34,14 +35,15 @@ from slipstream.host.torch_threads import host_threads
 
 def plain_steps(seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: Rule, budgets: Seq[Budget]) -> bool:
     """Advance every sequence by several steps in which nothing is drafted, at most `MultiStep.steps_per_call`. Returns
-    False where that is not possible, and leaves everything as it was: then take one `step` with these arguments."""
+    False if that is not possible, and leaves everything as it was; the caller then calls `step` with these
+    arguments."""
     capabilities = target.capabilities
     rules = {seq.rule or rule for seq in seqs}
     if len(rules) > 1:
         return False
     rule = rules.pop()
     steps, memory = stride(seqs, capabilities.multi_step, drafter, rule, budgets), capabilities.memory
-    # A call that does not fit would fail when it has taken blocks that single steps of other sequences need.
+    # If the KV cache is too small for a call, it fails only after it has taken blocks that other sequences need.
     while memory and steps > 1 and memory.count_missing((seq.id, seq.kv_len, seq.end + steps - 1) for seq in seqs):
         steps //= 2
     if steps < 2:
@@ -53,7 +55,7 @@ def plain_steps(seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: Rul
             with clock("target"):
                 decoded = capabilities.multi_step.decode_steps(seqs, steps, sampling, None, drafter.traits.taps)
         except TargetError:
-            rewind(target, seqs)  # not finite somewhere, perhaps after a stop: single steps will tell
+            rewind(target, seqs)  # logits are not finite, perhaps only after a stop: single steps find out
             return False
         if drafter.traits.taps or (not drafter.traits.drafts and all(seq.params.logprobs is None for seq in seqs)):
             before = [len(seq.tokens) for seq in seqs]
@@ -69,9 +71,10 @@ def plain_steps(seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: Rul
 def stride(
     seqs: Seq[Sequence], multi_step: MultiStep[Seq[Sequence]] | None, drafter: Drafter, rule: Rule, budgets: Seq[Budget]
 ) -> int:
-    """How many steps may be run in one call: below 2 where a prompt or a draft waits, where a token depends on more
-    than the target's logits and the temperature, or where hidden states are asked for that a call does not return.
-    Never more than the shortest room, so that only tokens after a stop are run in vain."""
+    """Return how many steps may run in one call. It is below 2 if prompt tokens or a draft are pending, if a token
+    depends on more than the target's logits and the temperature, or if the drafter needs hidden states that a call does
+    not return. It is at most the smallest number of tokens that a sequence may still emit, so only tokens after a stop
+    are wasted."""
     most = 1 if multi_step is None else multi_step.steps_per_call
     if multi_step is None or most < 2:
         return 1
@@ -87,7 +90,7 @@ def stride(
 
 
 def step_sampling(seqs: Seq[Sequence], rule: Rule, steps: int, vocab: int) -> StepSampling:
-    """How the tokens of the next steps are picked: with the same random numbers that single steps would use."""
+    """Return how the next steps pick their tokens: with the random numbers that single steps would use."""
     if all(seq.params.greedy for seq in seqs):
         return ARGMAX
     inv_temperature = torch.tensor(
@@ -105,7 +108,7 @@ def step_sampling(seqs: Seq[Sequence], rule: Rule, steps: int, vocab: int) -> St
 
 
 def _take_at_once(seqs: Seq[Sequence], runs: Seq[list[int]]) -> None:
-    """If nobody observes single steps: each sequence takes its tokens up to a stop."""
+    """Append to each sequence its tokens up to a stop. For drafters that do not observe single steps."""
     for seq, run in zip(seqs, runs, strict=True):
         kept, reason = end_of(seq, run)
         seq.take(run[:kept], reason)
@@ -130,8 +133,8 @@ def _show_at_once(seqs: Seq[Sequence], before: Seq[int], decoded: DecodedSteps, 
 def _take_one_by_one(
     seqs: Seq[Sequence], decoded: DecodedSteps, drafter: Drafter, shown: int, clock: StepClock
 ) -> None:
-    """Replay one step at a time, each with its verdict and logits; the drafter observes the first `shown` sequences."""
-    rows = list(range(len(seqs)))  # of the sequences that go on
+    """Replay one step at a time, each with its verdict and logits. The drafter observes the first `shown` sequences."""
+    rows = list(range(len(seqs)))  # rows of the sequences that have not ended
     for picks, logits in zip(decoded.tokens.tolist(), decoded.logits, strict=True):
         going = [seqs[b] for b in rows]
         draft = Draft.empty(len(rows), logits.device)

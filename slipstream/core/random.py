@@ -1,11 +1,11 @@
 """Random streams: one for each sequence, addressed by position, without state.
 
 Every number is a function of (seed, nonce, purpose, position, index), computed by the counter-based generator Philox
-(Salmon et al., SC 2011). So a request draws the same numbers alone or in a batch, before or after preemption, and
-nothing global is used. Purposes keep the draws independent: the number that sampled a draft token must not be the
-number that verification decides with. The nonce keeps requests of one seed independent where a drafter remembers
-something of one for the next, where draft lengths are chosen (see `engine`), and where there is a prediction (see
-`LLM.prepare`); elsewhere it is 0.
+(Salmon et al., SC 2011). So a request draws the same numbers alone or in a batch, before or after preemption, and there
+is no global state. Purposes keep the draws independent: the number that sampled a draft token must not be the number
+that verification decides with. The nonce keeps requests with the same seed independent of each other. It matters if a
+drafter remembers something from an earlier request, if the engine chooses draft lengths (see `engine`), or if there is
+a prediction (see `LLM.prepare`); otherwise it is 0.
 """
 
 import threading
@@ -17,13 +17,13 @@ VERIFY, DRAFT, NOISE, SIBLINGS = 1, 2, 3, 4
 
 
 class _Philox(threading.local):
-    """The generator of a thread. Each draw sets its state, which takes a tenth of the time of making a generator."""
+    """The generator of a thread. Each draw sets its state, which is ten times as fast as making a new generator."""
 
     def __init__(self) -> None:
         self.bits = np.random.Philox(key=0)  # without a key NumPy would ask the system for entropy
         self.random = np.random.Generator(self.bits).random
         self.state = self.bits.state
-        self.state["buffer_pos"] = 4  # nothing is left over from an earlier draw
+        self.state["buffer_pos"] = 4  # no buffered numbers of an earlier draw
         self.key, self.counter = self.state["state"]["key"], self.state["state"]["counter"]
 
 
@@ -33,7 +33,7 @@ _philox = _Philox()
 class Stream:
     """The random numbers of one sequence.
 
-    seed  any integer; None takes one from the operating system. Reduced modulo 2^64.
+    seed  any integer, reduced modulo 2^64; None: the operating system gives a random seed.
     """
 
     __slots__ = ("nonce", "seed")

@@ -1,5 +1,5 @@
-"""`verify`: which draft tokens are accepted, and which token follows. A pure function of the draft, the target's
-distributions, a rule and a source of random choices.
+"""`verify` decides which draft tokens are accepted, and which token follows. It is a pure function of the draft, the
+target's distributions, a rule and a source of random choices.
 
 Every rule emits tokens with exactly the distribution of the target alone:
 
@@ -7,10 +7,10 @@ Every rule emits tokens with exactly the distribution of the target alone:
     rejection   accept x with probability min(1, p(x)/q(x)); on rejection p becomes norm((p - q)+) and the next
                 sibling is tried (Leviathan et al. 2211.17192, appendix A.1; Chen et al. 2302.01318, theorem 1;
                 trees: SpecInfer 2305.09781, section 4.3, with each sibling's own conditional q as in Sequoia
-                2402.12374, section 3.2). Without q a draft token is a point mass: accept with p(x), else remove x
+                2402.12374, section 3.2). Without q a draft token x is accepted with p(x), else x is removed from p
     block       decide on whole prefixes of a chain jointly (Sun et al. 2403.10444, algorithm 2)
-    coupled     the target picks at every node with noise keyed by (seed, position), and draft tokens that match are
-                accepted; the text is a function of target and seed alone (Gumbel coupling: Daliri et al. 2408.07978)
+    coupled     the target picks a token at every node with noise keyed by (seed, position), and draft tokens that equal
+                it are accepted; target and seed alone determine the text (Gumbel coupling: Daliri et al. 2408.07978)
 
 Distributions are float64 [B + N, V], packed like `TargetOut.logits`: sequence b has the row of its last pending token
 at `splits[b] + b`, and the row of packed node i at `i + b + 1`.
@@ -34,13 +34,14 @@ Decide = Callable[[Draft, Tensor, Dice], Decision]
 
 @dataclass(frozen=True)
 class Rule:
-    """How `verify` decides.
+    """A way to decide on draft tokens, with its properties.
 
-    tokenwise    a token has the target's distribution also given that its node was reached. It does not under `block`,
-                 which decides on a chain as a whole. `slipstream verify` tests single positions of a step only if it
-                 does.
-    coupled      the target picks with noise keyed by (seed, position), which drafters share: drafts change no text.
-    greedy_only  for temperature 0 only.
+    tokenwise    True if the token at a node has the target's distribution, given that the node was reached. False for
+                 `block`, which decides on a chain as a whole. `slipstream verify` tests single positions of a step only
+                 under tokenwise rules.
+    coupled      True if the target picks tokens with noise keyed by (seed, position), which drafters share. Drafts then
+                 do not change the text.
+    greedy_only  True if the rule is for temperature 0 only.
     """
 
     name: str
@@ -55,18 +56,18 @@ RULES: dict[str, Rule] = {}
 
 
 def _rule(decide: Decide, tokenwise: bool = True, **traits: bool) -> Decide:
-    """Make a function the rule of its name. `settings.RULES` lists the names without importing torch."""
+    """Register the function as the rule of its name. `settings.RULES` lists the names without importing torch."""
     RULES[decide.__name__] = Rule(decide.__name__, decide, tokenwise, **traits)
     return decide
 
 
 def verify(draft: Draft, probs: Tensor, rule: Rule, dice: Dice) -> Verdict:
-    """Decide for every sequence of the batch. Stops are applied later: see `stop`."""
+    """Return the verdict for every sequence of the batch. Stop conditions are applied later: see `stop`."""
     return _verdict(draft, rule.decide(draft, probs, dice))
 
 
 def follow(draft: Draft, picks: Seq[int]) -> Verdict:
-    """Decide by the target's own tokens, one per packed row: what every rule does at temperature 0."""
+    """Return the verdict of every rule at temperature 0. picks: the target's own token at each packed row."""
     return _verdict(draft, _follow(draft, picks))
 
 
@@ -99,7 +100,7 @@ def greedy(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
 
 @partial(_rule, coupled=True)
 def coupled(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
-    owner, depth = [], []  # of each packed row
+    owner, depth = [], []  # sequence and depth of each packed row
     for b in range(draft.batch):
         below = draft.depths[draft.splits[b] : draft.splits[b + 1]]
         depth += [0, *below]
@@ -110,7 +111,7 @@ def coupled(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
 def _follow(draft: Draft, picks: Seq[int]) -> Decision:
     """Walk down each tree while some child is the token that the target picked at its parent.
 
-    picks: the target's token at each packed row. For rules whose pick does not depend on the draft tokens.
+    picks: the target's token at each packed row. Used by rules whose picks do not depend on the draft tokens.
     """
     paths, following = [], []
     for b in range(draft.batch):
@@ -129,17 +130,17 @@ def _follow(draft: Draft, picks: Seq[int]) -> Decision:
 
 @_rule
 def rejection(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
-    """All sequences walk down their trees together: each iteration tries one draft token of each.
+    """All sequences walk down their trees together: each iteration tries one draft token of each sequence.
 
-    An accepted token moves its sequence to the distribution of the next row and changes none. So the acceptance
-    probabilities of all first children are looked up at once, and a whole distribution is changed only after a
+    If the token is accepted, the sequence continues with the distribution in its node's row, which is unchanged. So the
+    acceptance probabilities of all first children are computed at once, and a distribution is changed only after a
     rejection: once for a chain of any length.
     """
     B = draft.batch
     trees = [draft.children(b) for b in range(B)]
     first = _chances(draft, probs, draft.parent_rows, range(len(draft))) if len(draft) else []  # [N]
     paths: list[list[int]] = [[] for _ in range(B)]
-    p = [probs[draft.splits[b] + b] for b in range(B)]  # [V] each: at a sequence's node, given what was rejected there
+    p = [probs[draft.splits[b] + b] for b in range(B)]  # [V] each: at a sequence's node, after rejections there
     untried = [iter(tree.get(-1, ())) for tree in trees]  # children of that node
     trial = {b: node for b in range(B) if (node := next(untried[b], None)) is not None}
     chances = {b: first[draft.splits[b] + node] for b, node in trial.items()}
@@ -166,17 +167,17 @@ def rejection(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
 
 
 def _chances(draft: Draft, probs: Tensor, rows: Seq[int], packed: Seq[int]) -> list[float]:
-    """p/q of packed nodes, each of which is tried under the distribution [V] in its row of `probs`."""
+    """Return p/q of the packed nodes. rows: for each node, the row of `probs` that has its p."""
     x = [draft.ids[i] for i in packed]
     p_x = _entries(probs, rows, x)
     if draft.q is None:
         return p_x
-    # q of a drawn token is not 0; if it is passed all the same, the quotient is inf or NaN as usual.
+    # A token that was drawn has q > 0. For a token with q = 0, return inf or NaN, as a division of tensors does.
     return [p / q if q else p * math.inf for p, q in zip(p_x, _entries(draft.q, packed, x), strict=True)]
 
 
 def _entries(table: Tensor, rows: Seq[int], columns: Seq[int]) -> list[float]:
-    """Single entries of a [R, V] table."""
+    """Return single entries of a [R, V] table."""
     if table.device.type == "cpu":  # numpy takes a third of the time
         return table.numpy()[rows, columns].tolist()  # type: ignore[no-any-return]
     index = torch.tensor([list(rows), list(columns)], device=table.device)
@@ -184,20 +185,20 @@ def _entries(table: Tensor, rows: Seq[int], columns: Seq[int]) -> list[float]:
 
 
 def _without(draft: Draft, p: Tensor, packed: Seq[int]) -> Tensor:
-    """norm((p - q)+) for the distributions p [F, V] and the packed nodes that were rejected there: [F, V]."""
+    """Return norm((p - q)+), [F, V], for the distributions p [F, V]. packed: the node that was rejected in each."""
     if draft.q is None:
         return _normalise(p.scatter(1, _take(draft.tokens, packed)[:, None], 0.0), p)
     return _normalise((p - _take(draft.q, packed)).clamp_(min=0), p)
 
 
 def _take(table: Tensor, rows: Seq[int]) -> Tensor:
-    """table[rows]; without a copy for one row, the usual case."""
+    """Return table[rows]; for one row, which is the usual case, without a copy."""
     return table[rows[0] : rows[0] + 1] if len(rows) == 1 else table[torch.tensor(rows, device=table.device)]
 
 
 def _normalise(mass: Tensor, otherwise: Tensor) -> Tensor:
-    """Rows of `mass` [B, V] divided by their sums. A row without mass means p == q up to rounding; a rejection there
-    has probability 0, and `otherwise` keeps the arithmetic finite."""
+    """Divide the rows of `mass` [B, V] by their sums. A row without mass means p == q up to rounding. Its rejection has
+    probability 0, and the row of `otherwise` keeps the arithmetic finite."""
     total = mass.sum(-1, keepdim=True)
     return torch.where(total > 0, mass / total, otherwise)
 
@@ -246,7 +247,8 @@ def block(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
 
 
 def _block_residual(draft: Draft, w: Tensor, P: Tensor, node: Tensor, more: Tensor) -> Tensor:
-    """(w P - Q)+ [B, V] with Q the distribution of packed node `node` [B] if `more` draft tokens follow, else P."""
+    """Return [B, V]: (w P - Q)+ for sequences with `more` draft tokens, else P. Q: the distribution at packed node
+    `node`."""
     if not len(draft):
         return P
     node = torch.where(more, node, 0)
@@ -255,7 +257,7 @@ def _block_residual(draft: Draft, w: Tensor, P: Tensor, node: Tensor, more: Tens
 
 
 def find_rule(name: str) -> Rule:
-    """The rule of that name; raises RuleError with the nearest known name."""
+    """Return the rule of that name. Raises RuleError, which suggests the nearest known name."""
     if not isinstance(name, str) or name not in RULES:
         raise RuleError(f"no rule is named {name!r}", fix=did_you_mean(name, RULES))
     return RULES[name]

@@ -1,6 +1,6 @@
 """`Sequence`: one request with its tokens, random stream, stop conditions and statistics.
 
-State is kept here and not in tensors with a row per batch entry, so sequences can join and leave a batch at any step.
+A sequence keeps its own state, not a row of tensors for the batch. So sequences can join and leave a batch at any step.
 
 Invariant at every step boundary:  kv_len == len(tokens) - len(pending)  and  len(pending) >= 1.
 """
@@ -26,22 +26,22 @@ _ids = itertools.count()
 class Sequence:
     """One request in flight.
 
-    tokens    prompt and output so far; they only grow while drafters read them.
+    tokens    token ids of prompt and output so far. The list only grows while drafters read it.
     prompt    number of prompt tokens.
     kv_len    how many leading tokens have their KV in the target's cache.
     stop_ids  ids that end the sequence: the model's EOS, unless ignored, and the request's stop ids.
-    context   most tokens the target can hold.
-    constraint  the form that the output must have, made from `params.structured`; of this sequence alone.
-    prediction  tokens that the output is expected to hold, for drafters that look them up. They change the speed, not
-              the text. Not changed once the sequence runs.
-    rule      how its draft tokens are verified; None: the engine's rule.
-    chunk_end  while a long prompt is read in chunks, how many leading tokens the next run reads to; else None.
-    cached    prompt tokens whose KV an earlier request had computed. Set by the engine.
+    context   largest number of tokens that the target can hold for a sequence.
+    constraint  makes structured output follow `params.structured`. Sequences do not share it.
+    prediction  tokens that the output is expected to contain, from which some drafters copy draft tokens. They change
+              the speed, not the text. They do not change once the sequence runs.
+    rule      the rule that verifies its draft tokens; None: the engine's rule.
+    chunk_end  while a prompt is read in chunks: number of leading tokens that have KV after the next run, else None.
+    cached    number of prompt tokens whose KV came from the prefix cache. Set by the engine.
     error     the error that ended it if `finish` is "error".
-    proposers  one entry per output token: name of the drafter that proposed it (the member, if its drafter has
-              several); None for the target's own token.
-    stop_search  finds the stop strings, made from decode (token ids -> text); None if there is no tokenizer.
-    random    its random numbers, from `stream` or else from the seed.
+    proposers  for each output token, the name of the drafter that proposed it (of the member, if the drafter is
+              composite), or None if the target chose it.
+    stop_search  finds the stop strings in the text from `decode` (token ids -> text); None if there is no tokenizer.
+    random    its random numbers: `stream` if given, else made from the seed.
     """
 
     tokens: list[int]
@@ -82,12 +82,12 @@ class Sequence:
 
     @property
     def pending(self) -> list[int]:
-        """The tokens that the next run reads; never empty."""
+        """The tokens that the next run processes; never empty."""
         return self.tokens[self.kv_len : self.end]
 
     @property
     def unread(self) -> int:
-        """How many tokens have no KV yet: 1 while it decodes, more while a prompt waits."""
+        """How many tokens have no KV yet: 1 while it decodes, more while a prompt is pending."""
         return len(self.tokens) - self.kv_len
 
     @property
@@ -96,12 +96,12 @@ class Sequence:
 
     @property
     def limit(self) -> int:
-        """Most tokens that this sequence may hold in the end."""
+        """Largest number of tokens that this sequence may ever have, prompt included."""
         return min(self.context, self.prompt + self.params.max_tokens)
 
     @property
     def room(self) -> int:
-        """How many tokens may still be emitted."""
+        """How many tokens this sequence may still emit."""
         return self.limit - len(self.tokens)
 
     def was_drafted(self, first: int = 0) -> list[bool]:
@@ -109,15 +109,15 @@ class Sequence:
         return [name is not None for name in self.proposers[first:]]
 
     def copy_for(self, context: int) -> Sequence:
-        """Return a new sequence with the same tokens and parameters, for a model of another context."""
+        """Return a new sequence with the same tokens and parameters, for a model with another context length."""
         return Sequence(self.tokens, self.params, context=context)
 
     def read_chunk(self) -> None:
-        """Note that a chunk of the prompt was run: it gives no token."""
+        """Record that a chunk of the prompt was run. This emits no token."""
         self.kv_len, self.chunk_end = self.end, None
 
     def take(self, run: Seq[int], finish: str | None) -> None:
-        """Append tokens that single steps of plain decoding would have emitted, one each, and count them."""
+        """Append tokens that single steps of plain decoding would have emitted, one per step, and count them."""
         self.stats.count_plain(len(run))
         self.tokens.extend(run)
         self.kv_len = len(self.tokens) - 1
@@ -125,7 +125,7 @@ class Sequence:
         self.finish = finish
 
     def advance(self, verdict: Verdict, draft: Draft, b: int) -> None:
-        """Append what sequence `b` of the batch gained from a step, and count it."""
+        """Append the tokens that sequence `b` of the batch gained in a step, and count them."""
         run = verdict.run(draft, b)
         depths = [draft.depths[i] for i in draft.nodes(b) if draft.acceptable is None or draft.acceptable[i]]
         if verdict.finish[b]:
@@ -141,7 +141,7 @@ class Sequence:
 class SourcedSequence(Sequence):
     """A sequence of an encoder-decoder. Its tokens begin with the target's start tokens.
 
-    source  ids that the encoder reads, once.
+    source  token ids that the encoder reads, once.
     """
 
     source: Seq[int] = ()
@@ -151,15 +151,15 @@ class SourcedSequence(Sequence):
 
 
 def source_of(seq: Sequence) -> Seq[int]:
-    """Return the source that a sequence answers; empty if it continues a prompt."""
+    """Return the source of a sequence; empty if the sequence continues a prompt."""
     return seq.source if isinstance(seq, SourcedSequence) else ()
 
 
 def request_ids(seq: Sequence) -> list[int]:
-    """Return the ids of the request: its source, or its prompt."""
+    """Return the token ids of the request: its source, or else its prompt."""
     return list(source_of(seq)) or seq.tokens[: seq.prompt]
 
 
 def is_coupled(seq: Sequence) -> bool:
-    """Return whether the rule picks with noise keyed by position, which drafters then share."""
+    """Return whether the sequence's rule picks tokens with noise keyed by position, which drafters then share."""
     return seq.rule is not None and seq.rule.coupled

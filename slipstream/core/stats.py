@@ -1,13 +1,13 @@
 """Counts tokens and steps while decoding. Each figure is defined once, here.
 
-steps             steps in which the target ran for this sequence, prefill included. Several plain steps in one call
-                  (see `plain`) count one each if they gave a token.
+steps             steps in which the target ran for this sequence, prefill included. Of several plain steps in one call
+                  (see `plain`), each step that gave a token counts.
 proposed          draft tokens that were verified. Draft tokens after a stop do not count.
 accepted          draft tokens that were accepted.
 acceptance rate   accepted / proposed.
 mean acceptance length (tau)   output tokens / steps, the bonus or resampled token included.
 histogram         histogram[i] = steps in which exactly i draft tokens were accepted.
-by position       of the steps that drafted at depth j or deeper, how many accepted depth j.
+by position       for each depth j: of the steps that drafted at least j deep, how many accepted a token at depth j.
 undrafted         steps with an empty draft (no n-gram matched, prefill, speculation off).
 
 Invariants: sum(histogram) == steps; sum(i * histogram[i]) == accepted; tokens == accepted + steps, less one if the
@@ -28,11 +28,11 @@ COUNTERS = (*NUMBERS, "histogram", "drafted_at", "accepted_at")
 
 @dataclass
 class SpecStats:
-    """Counters of one sequence, or, added up, of many.
+    """Counters of one sequence, or the sums over several sequences.
 
     seconds  wall time by phase: draft (proposing and observing), target (forward and commit), verify (warping,
-             rule and stops), host (the rest of the step). A step of a batch is shared equally among its sequences.
-    first_token_seconds  from the start of the first step of the sequence to the end of it.
+             rule and stops), host (the rest of the step). The time of a step is divided equally among its sequences.
+    first_token_seconds  duration of the first step of the sequence.
     """
 
     steps: int = 0
@@ -48,7 +48,8 @@ class SpecStats:
     first_token_seconds: float | None = None
 
     def count(self, depths: Iterable[int], accepted: int, tokens: int) -> None:
-        """Record one step: the depth of every verified draft token, how many were accepted, how many tokens it gave."""
+        """Record one step. depths: of every verified draft token; accepted, tokens: how many were accepted and
+        emitted."""
         depths = list(depths)
         self.steps += 1
         self.tokens += tokens
@@ -68,7 +69,7 @@ class SpecStats:
         self.histogram[0] += steps
 
     def add_seconds(self, seconds: Mapping[str, float], sharers: int) -> None:
-        """Add the seconds of a step by phase, which `sharers` sequences share."""
+        """Add the seconds of a step, by phase, divided equally among `sharers` sequences."""
         if self.first_token_seconds is None:
             self.first_token_seconds = sum(seconds.values())
         for phase, spent in seconds.items():
@@ -85,7 +86,8 @@ class SpecStats:
 
     @property
     def position_rates(self) -> list[float]:
-        """Of the steps that drafted at least j deep, the share that accepted depth j, for j = 1, 2, ..."""
+        """For j = 1, 2, ...: of the steps that drafted at least j deep, the fraction that accepted a token at depth
+        j."""
         return [self.accepted_at[d] / self.drafted_at[d] for d in sorted(self.drafted_at)]
 
     @property
@@ -94,7 +96,7 @@ class SpecStats:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Output tokens over the time of the steps, prefill included."""
+        """Output tokens divided by the time of the steps, prefill included."""
         return self.tokens / self.total_seconds if self.total_seconds else None
 
     def __add__(self, other: SpecStats) -> SpecStats:
@@ -118,8 +120,8 @@ class SpecStats:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log-probability (natural) of one emitted token under the target's own logits, before any warping, and the
-    `top` most likely tokens with theirs, most likely first."""
+    """Natural log-probability of one emitted token under the target's own logits, before any warping. top: the most
+    likely tokens, most likely first, each with its log-probability."""
 
     id: int
     logprob: float

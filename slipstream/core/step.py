@@ -1,4 +1,4 @@
-"""One step of speculative decoding. Everything in the project is a variation of this loop."""
+"""One step of speculative decoding: the loop around which the project is built."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def step(
     Plain decoding is this function with a drafter that drafts nothing, and prefill is its first call: the prompt
     is pending and nothing is drafted.
 
-    budgets  what the draft of each sequence may cost; a number is the most draft tokens of all (see `budget`). If there
-             are fewer than sequences, the drafter is not shown the last ones.
+    budgets  limits for the draft of each sequence; a number is the largest draft length of every sequence (see
+             `budget`). If there are fewer budgets than sequences, the drafter is not shown the last sequences.
     prompts  sequences that read a chunk of their prompt (see `Sequence.chunk_end`) in the same forward. They draft
              nothing and gain no token.
-    reading  how many of these the drafter is shown, from the first on; None: all.
+    reading  the drafter is shown this many of `prompts`, from the first on; None: all.
     """
     if isinstance(budgets, int):
         budgets = [budget(seq, budgets) for seq in seqs]
@@ -71,26 +71,27 @@ def step(
 
 
 def budget(seq: Sequence, draft_tokens: int) -> Budget:
-    """Limit how deep the draft may be: at most as deep as the tokens that can still be emitted before the last one,
-    which needs no draft token. 0 for the first token of an output: so neither the drafts of a request nor the text that
-    a seed gives depend on how its prompt was read, in chunks or from the prefix cache."""
+    """Return the budget of a sequence. Its depth is at most the number of tokens that may still be emitted, less the
+    last token, which needs no draft. It is 0 for the first token of an output. Otherwise drafts, and the text that a
+    seed gives, would depend on whether the prompt was read in chunks or came from the prefix cache."""
     if seq.unread > 1 or len(seq.tokens) == seq.prompt:
         return Budget(0)
     return Budget(max(0, min(limit_depth(seq, draft_tokens), seq.room - 1)))
 
 
 def limit_depth(seq: Sequence, draft_tokens: int) -> int:
-    """Most draft tokens that both the engine and the request allow."""
+    """Return the largest number of draft tokens that both the engine and the request allow."""
     return draft_tokens if seq.params.draft_tokens is None else min(draft_tokens, seq.params.draft_tokens)
 
 
 def prune(seqs: Seq[Sequence], draft: Draft) -> Draft:
-    """The draft less the point masses that the constraints of the sequences forbid, and less the nodes below them.
+    """Return the draft without the point masses that the sequences' constraints forbid, and without the nodes below
+    them.
 
-    Only what was chosen deterministically is cut. To cut a token that was drawn from q because it is forbidden biases
-    the output: with p = (.5, .5, 0) and q = (.6, .2, .2), the texts (.6, .4, 0) would follow. Such a token stays,
-    verification rejects it (p is 0), and the next token is drawn from norm((p - q)+). A tree with nodes that may not be
-    accepted stays as it is: its drafter finds them by their places.
+    Only tokens that were chosen deterministically are removed. Removing a token that was drawn from q because it is
+    forbidden would bias the output: with p = (.5, .5, 0) and q = (.6, .2, .2) the texts would have (.6, .4, 0). Such a
+    token stays in the draft, verification rejects it (p is 0), and the next token is drawn from norm((p - q)+). A tree
+    with nodes that may not be accepted is not changed, because its drafter finds them by their indices.
     """
     if not len(draft) or all(seq.constraint is None for seq in seqs):
         return draft
@@ -114,15 +115,15 @@ def prune(seqs: Seq[Sequence], draft: Draft) -> Draft:
 
 
 def _certain(draft: Draft, i: int) -> bool:
-    """Return whether packed node i was no choice: then to cut it depends on nothing that was drawn for it."""
+    """Return whether packed node i was chosen deterministically: removing it then depends on no random draw."""
     return draft.q is None or float(draft.q[i, draft.ids[i]]) == 1.0
 
 
 def decide(
     seqs: Seq[Sequence], draft: Draft, logits: torch.Tensor, rule: Rule, maxima: Seq[int] | None = None
 ) -> Verdict:
-    """The verdict of each sequence under its own rule, or under `rule` if it has none. Sequences that are decided in
-    the same way are decided together; each has the verdict that it would have alone. maxima: see `TargetOut`."""
+    """Return the verdict of each sequence under its own rule, or under `rule` if it has none. Sequences of the same
+    `_kind` are decided together; each has the verdict that it would have alone. maxima: see `TargetOut`."""
     kinds = [_kind(seq, rule) for seq in seqs]
     if len(set(kinds)) < 2:
         return _decide(seqs, draft, logits, rule if not seqs else seqs[0].rule or rule, maxima)
@@ -136,7 +137,7 @@ def decide(
 
 
 def _kind(seq: Sequence, rule: Rule) -> tuple[str, bool]:
-    """Sequences of one kind are decided together: by the same rule, and apart from it where only the argmax counts."""
+    """Return the rule's name, and whether only the argmax counts. Sequences with equal kinds are decided together."""
     applied = seq.rule or rule
     return applied.name, seq.params.argmax_only
 
@@ -144,16 +145,16 @@ def _kind(seq: Sequence, rule: Rule) -> tuple[str, bool]:
 def _decide(
     seqs: Seq[Sequence], draft: Draft, logits: torch.Tensor, rule: Rule, maxima: Seq[int] | None = None
 ) -> Verdict:
-    """`verify` under the rule, or the same verdict at less cost: at temperature 0 the distribution is a point mass, so
-    every rule accepts exactly the draft tokens that equal the target's argmax; and if nothing edits the
-    logits, the distribution is not computed at all. Nodes after which no token is possible are dead ends."""
+    """Return the verdict of `verify` under the rule, but compute it at less cost where possible. At temperature 0 the
+    distribution is a point mass, so every rule accepts exactly the draft tokens that equal the target's argmax. If also
+    nothing edits the logits, the distribution is not computed. Nodes after which no token is possible are dead ends."""
     if not seqs:
         return Verdict([], [], [], [])
     try:
         if all(seq.params.argmax_only for seq in seqs):
             return follow(draft, first_maxima(logits) if maxima is None else maxima)
         probs, dead = distributions(logits, seqs, draft), set[int]()
-    except TargetError:  # at some row; perhaps at one that plain decoding would not reach
+    except TargetError:  # some row has none; plain decoding might not reach it
         probs, dead = distributions_and_dead_ends(logits, seqs, draft)
     if all(seq.params.greedy for seq in seqs):
         rule = RULES["greedy"]
@@ -162,9 +163,9 @@ def _decide(
 
 
 def end_at(verdict: Verdict, draft: Draft, dead: set[int]) -> Verdict:
-    """The verdict up to the first accepted dead end of each sequence, which becomes its next token. It may be accepted:
-    to pass over a drawn token for what follows it would bias the output. The step after it fails, as in plain
-    decoding. dead: packed rows."""
+    """Cut the verdict of each sequence at its first accepted dead end, which becomes its next token. A dead end is a
+    node after which no token is possible. It may be accepted: rejecting a drawn token because of what follows it would
+    bias the output. The next step then fails, as in plain decoding. dead: packed rows of the dead ends."""
     path, following, cut = list(verdict.path), list(verdict.next), list(verdict.cut)
     for b in range(draft.batch):
         for n, node in enumerate(path[b]):
@@ -180,7 +181,7 @@ def dice(seqs: Seq[Sequence], draft: Draft) -> Dice:
 
 
 def record(seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-    """Append to every sequence what its verdict says."""
+    """Append the tokens of the verdict to every sequence, and count them."""
     for b, seq in enumerate(seqs):
         if seq.params.logprobs is not None:
             rows = [draft.splits[b] + b + 1 + node for node in (-1, *verdict.path[b])]
@@ -189,8 +190,8 @@ def record(seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) 
 
 
 def logprobs(logits: torch.Tensor, run: Seq[int], top: int) -> list[TokenLogprob]:
-    """Compute log-probabilities of `run` under the target's own logits [len(run), V], with the `top` most likely
-    tokens. Tokens that the target never emits are left out."""
+    """Compute log-probabilities of the tokens `run` under the target's own logits [len(run), V]. Each comes with the
+    `top` most likely tokens, except tokens of probability 0."""
     logs = torch.log_softmax(logits.double(), -1)
     best = logs.topk(min(top, logs.shape[-1]), -1)
     return [
@@ -200,13 +201,13 @@ def logprobs(logits: torch.Tensor, run: Seq[int], top: int) -> list[TokenLogprob
 
 
 class StepClock:
-    """Times the phases of a step (see `SpecStats.seconds`) and shares the whole among the sequences at the end:
+    """Times the phases of a step (see `SpecStats.seconds`), and at the end divides the time among the sequences:
 
         with StepClock(seqs) as clock:
             with clock("draft"):
                 draft = drafter.propose(seqs, budgets)
 
-    What is not timed as another phase is "host". A step that raises is not counted.
+    Time that belongs to no other phase counts as "host". A step that raises is not counted.
     """
 
     def __init__(self, seqs: Seq[Sequence]):

@@ -11,15 +11,15 @@ from slipstream.errors import ParameterError, RequestError, did_you_mean
 
 S = TypeVar("S", bound="Strict")
 JsonObject = dict[str, Any]
-"""An object of a JSON file or request: its values are of any kind, and are checked where they are read."""
+"""A JSON object from a file or request. Its values may have any type, and are checked where they are used."""
 JsonMapping = Mapping[str, Any]
-"""The same where it is only read."""
+"""A JSON object that is only read."""
 
 
 class Strict:
-    """Mixin for configuration dataclasses: an unknown keyword is a `ParameterError` that says what was meant, and so is
-    a value that the check of its field refuses, or of another type for a field that is True or False. None is allowed
-    where it is the default. `prefix`: stands before the name of a field that is True or False in errors."""
+    """Mixin for configuration dataclasses. Raises ParameterError for an unknown keyword (with the nearest known name),
+    for a value that its field's check refuses, and for a value other than True or False in a boolean field. None is
+    allowed where it is the default. prefix: put before the name of a boolean field in errors."""
 
     prefix: ClassVar[str] = ""
 
@@ -46,7 +46,8 @@ class Strict:
 
 
 def parse_json(text: str | bytes, **more: Any) -> Any:
-    """As json.loads, but bad JSON of every kind is a JSONDecodeError: deep nesting, endless numbers, no UTF-8, too."""
+    """Like json.loads, but every kind of bad JSON raises JSONDecodeError, including deep nesting, numbers with too many
+    digits and bytes that are not UTF-8."""
     try:
         return json.loads(text, **more)
     except (RecursionError, ValueError) as fault:
@@ -54,7 +55,8 @@ def parse_json(text: str | bytes, **more: Any) -> Any:
 
 
 def check_text(name: str, text: str, error: type[RequestError] = ParameterError) -> None:
-    """Raise `error` for text with halves of surrogate pairs; as such Python reads bytes that are not UTF-8."""
+    """Raise `error` for text that has half of a surrogate pair. Python represents bytes that are not UTF-8 in this
+    way."""
     try:
         text.encode()
     except UnicodeEncodeError as fault:

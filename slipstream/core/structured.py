@@ -1,4 +1,4 @@
-"""`Structured`: the form that a text must have. `Constraint`: which tokens may follow it, asked by the step."""
+"""`Structured`: the form that an output must have. `Constraint` tells the step which tokens that form allows next."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ KINDS = ("json_schema", "json_object", "regex", "grammar", "choice", "tokens")
 
 @dataclass(frozen=True)
 class Trigger(Strict):
-    """Says where the form begins in a text that is free otherwise, as a call of a tool does. A text without a trigger
-    has no form.
+    """Says where the form begins in an otherwise free text, for example at a tool call. A text without a trigger is not
+    constrained.
 
-    texts      the form begins with one of these, wherever it occurs first; it is part of the form.
-    first      only where the text begins with one, white space aside; other texts are free to their end.
-    repeats    after the form is complete, the text is free up to the next trigger; else it ends there.
-    reasoning  (begin, end): a text that begins with `begin`, white space aside, is free up to `end`: it has no triggers
-               there. An empty `begin`: the prompt has begun it already.
+    texts      the form begins at the first occurrence of one of these strings. The string is part of the form.
+    first      the form applies only if the text begins with a trigger, after optional white space.
+    repeats    after a complete form, the text is free up to the next trigger. False: the text ends there.
+    reasoning  (begin, end): a text that begins with `begin`, after optional white space, is free up to `end`; triggers
+               before `end` are ignored. An empty `begin`: the prompt has already begun the reasoning.
     """
 
     prefix: ClassVar[str] = "structured.trigger."
@@ -41,27 +41,29 @@ class Trigger(Strict):
         if self.reasoning is not None:
             begin, end = self.reasoning if len(self.reasoning) == 2 else ("", "")
             if not isinstance(begin, str) or not isinstance(end, str) or not end:
-                raise _wrong("trigger.reasoning", self.reasoning, "None or two texts, of which the first may be empty")
+                raise _wrong("trigger.reasoning", self.reasoning, "None or two texts, and only the first may be empty")
             object.__setattr__(self, "reasoning", (begin, end))
 
 
 @dataclass(frozen=True)
 class Structured(Strict):
-    """The form of a text, by exactly one of the first six. Every token is sampled from the target's distribution over
-    the tokens that the form allows there. A text that ends with finish "stop" has the form; one that is cut by
-    max_tokens is the beginning of one that has.
+    """The form of a text, given by exactly one of the first six fields. Every token is sampled from the target's
+    distribution over the tokens that the form allows at its position. A text that ends with finish "stop" has the form.
+    A text that is cut by max_tokens is the beginning of a text that has the form.
 
     json_schema  a JSON schema: a mapping, a bool, or JSON text. Stored as JSON text. Keywords that cannot be enforced
-                 are refused. An object has the named properties only, unless the schema says `additionalProperties`.
+                 are refused. An object has only the named properties, unless the schema says `additionalProperties`.
     json_object  True: any JSON object.
     regex        a regular expression that the whole text matches. Without look-around and back-references.
     grammar      a context-free grammar in Lark (`start: "a" | "b"`) or EBNF as in llama.cpp (`root ::= "a" | "b"`).
-    choice       strings, one of which is the text.
-    tokens       token ids, which are the text: with `logprobs`, how likely the target finds them. Without `after`.
-    after        the text before the first occurrence of this string, and the string itself, are free (the reasoning of
-                 a model, `after="</think>"`). Stop ids may then end the text also before it. None: the form holds from
-                 the first token.
-    trigger      the form holds only for parts that begin with a trigger (see `Trigger`). Without `after`, `tokens`.
+    choice       a list of strings; the text is one of them.
+    tokens       token ids; the text is exactly these. With `logprobs` this gives their log-probabilities under the
+                 target. Not together with `after`.
+    after        the text is free up to and including the first occurrence of this string (for a model that reasons,
+                 `after="</think>"`). Stop ids may also end the text before the string. None: the form applies from the
+                 first token.
+    trigger      the form applies only to parts that begin with a trigger (see `Trigger`). Not together with `after` or
+                 `tokens`.
     """
 
     prefix: ClassVar[str] = "structured."
@@ -103,16 +105,17 @@ class Structured(Strict):
 
     def _names(self, kind: str) -> bool:
         value = getattr(self, kind)
-        return value is not None and (value is not False or kind == "json_schema")  # False: a schema that nothing meets
+        return value is not None and (value is not False or kind == "json_schema")  # no value meets False
 
     @property
     def kind(self) -> str:
-        """Which of `KINDS` it is."""
+        """The field of `KINDS` that is given."""
         return next(kind for kind in KINDS if self._names(kind))
 
 
 def _schema_text(schema: object) -> str:
-    """The schema as JSON text, its keys in the order given: properties are written in this order."""
+    """Return the schema as JSON text with its keys in the given order, because the output has its properties in that
+    order."""
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema
         if not isinstance(value, (Mapping, bool)):
@@ -152,24 +155,24 @@ def _wrong(name: str, value: object, must: str) -> ParameterError:
 
 
 class Constraint(Protocol):
-    """The contract with what implements a form (see `grammar`): it is asked along one request's output and the draft
-    tokens below it.
+    """Computes which tokens a form allows (see `grammar` for the implementation). The step calls it with the output of
+    a request and the draft tokens below it.
 
-    output  the ids emitted so far. tail: ids that follow it, as draft tokens do; () is the output itself.
+    output  the ids emitted so far. tail: ids that follow the output, such as draft tokens; (): none.
     """
 
     def find_allowed(self, output: Seq[int], tails: Seq[Seq[int]]) -> NDArray[np.bool_]:
-        """Which tokens may follow each tail: [R, V]. All may after a tail that cannot become text: because it holds a
-        forbidden token, or goes on after the text has ended. What is sampled there is never used.
+        """Return which tokens may follow each tail: bool [R, V]. All tokens may follow a tail that the text can never
+        have, because the tail has a forbidden token or continues after the end; tokens sampled there are never used.
 
-        Raises DeadEndError if nothing is known of the output itself, because a limit on the work was met."""
+        Raises DeadEndError if nothing is known about the output itself, because a limit on the work was reached."""
         ...
 
     def complete(self, output: Seq[int], tail: Seq[int]) -> bool:
-        """Return whether the text ends after `tail`: it has the form, and no longer text has."""
+        """Return whether the text ends after `tail`: it has the form, and no longer text has the form."""
         ...
 
     def find_forced(self, output: Seq[int]) -> Seq[int]:
-        """Tokens that probably follow the output, because the form forces the text that they write; perhaps none. They
-        depend on the form and the output only."""
+        """Return tokens that probably follow the output, because the form forces their text; possibly none. They depend
+        only on the form and the output."""
         ...

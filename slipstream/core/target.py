@@ -1,7 +1,8 @@
 """`Target`: the contract between a step and the large model.
 
-Every target runs, commits and releases. It declares further abilities in `Capabilities`; no code probes for members.
-Code that needs a capability reads it there. If it is None, `require` raises an error that names the target.
+Every target implements `run`, `commit` and `release`. It declares further abilities in `Capabilities`; no code probes
+for methods. Code that needs a capability reads it there. If it is None, `require` raises an error that names the
+target.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class TargetOut:
     hidden  tap -> [M, d], one row per token that was run (every pending token, then the nodes), packed by
             `splits`. Tap i is the residual stream after i layers (0: embeddings), tap -1 is after the final norm.
     splits  B+1 host integers: sequence b owns rows splits[b]:splits[b+1] of `hidden`.
-    maxima  id of the first maximum of each row of `logits`, if the target has found it.
+    maxima  id of the first maximum of each row of `logits`, if the target computed it; else None.
     """
 
     logits: Tensor
@@ -45,8 +46,7 @@ class TargetOut:
     maxima: Seq[int] | None = None
 
     def part(self, first: int, last: int, draft: Draft) -> TargetOut:
-        """Return the part for the sequences first..last-1 of the batch, without copies. `draft` is the draft of the
-        run."""
+        """Return the part for the sequences first..last-1 of the batch, without copies. draft: the draft of the run."""
         start, stop = draft.splits[first] + first, draft.splits[last] + last
         if not self.splits:
             return TargetOut(self.logits[start:stop])
@@ -57,22 +57,23 @@ class TargetOut:
 
 @runtime_checkable
 class Target(Protocol):
-    """A model that scores a batch of drafts in one forward. It alone knows modules, masks, pages and kernels."""
+    """A model that scores a batch of drafts in one forward. Other code knows nothing of its masks, KV blocks and
+    kernels."""
 
     vocab_size: int
     """Width V of the logits."""
     context: int
-    """Most tokens that a sequence may hold."""
+    """Largest number of tokens of a sequence."""
     device: torch.device
-    """Where logits and draft tokens live."""
+    """Device of logits and draft tokens."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """Its abilities beyond this protocol, declared once, when it is loaded."""
+        """Its abilities beyond this protocol. They are declared once, when it is loaded."""
         ...
 
     def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
-        """Run each sequence's pending tokens and its nodes; nothing is kept until `commit`."""
+        """Run each sequence's pending tokens and draft nodes. Their KV is kept only by a following `commit`."""
         ...
 
     def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:
@@ -91,22 +92,22 @@ class Target(Protocol):
 
 
 class MultiStep(Protocol[Rows]):
-    """Decodes several tokens of each sequence in one call: no host code runs between the forwards. A target declares
-    one for its sequences, an executor one for a `Batch`."""
+    """Decodes several tokens of each sequence in one call, without host code between the forward passes. A target
+    declares a `MultiStep` for its sequences, an executor one for a `Batch`."""
 
     steps_per_call: int
-    """Most steps of plain decoding that are worth one call; 1 where a single step is as fast."""
+    """Largest number of plain decoding steps that one call should run; 1 if single steps are as fast."""
     has_states: bool
     """Whether a call returns hidden states, for `taps`."""
 
     def decode_steps(
         self, rows: Rows, /, steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None, taps: Seq[int] = ()
     ) -> DecodedSteps:
-        """Decode `steps` tokens after each sequence, picked by `sampling` from the same logits that a run would return,
-        bit for bit. KV is written for the pending tokens and for all new ones but the last.
+        """Decode `steps` tokens after each sequence. `sampling` picks them from the logits that a run would return, bit
+        for bit. KV is written for the pending tokens and for all new tokens but the last.
 
-        exit  run this many of the first layers only (see `EarlyExit`); then KV is written for the last new token, too.
-        taps  whose hidden states are returned (see `Target.run`); then each sequence has one pending token.
+        exit  run only this many of the first layers (see `EarlyExit`); KV is then written for the last new token, too.
+        taps  hidden states to return (see `Target.run`); each sequence must then have one pending token.
 
         Raises TargetError where logits or hidden states are not finite.
         """
@@ -114,13 +115,13 @@ class MultiStep(Protocol[Rows]):
 
 
 Fork = Callable[[int, int, int], None]
-"""(parent id, child id, length): begins a sequence, between two runs, with the keys and values, or states, of the first
-`length` tokens of another; both then go on by themselves. Raises TargetError if the parent does not hold so many, or if
-the child holds any."""
+"""(parent id, child id, length): begins the child sequence, between two runs, with the KV and recurrent states of the
+first `length` tokens of the parent. Afterwards they are independent. Raises TargetError if the parent holds fewer
+tokens, or if the child holds any."""
 
 
 class EarlyExit(Protocol):
-    """Leaves a target after its first layers: final norm and output head are applied there (LayerSkip, Elhoushi et al.
+    """Runs only the first layers of a target, and then its final norm and output head (LayerSkip, Elhoushi et al.
     2404.16710)."""
 
     layers: int
@@ -128,21 +129,22 @@ class EarlyExit(Protocol):
 
     def run_first_layers(self, seqs: Seq[Sequence], chains: Seq[Seq[int]], exit: int) -> Tensor:
         """Return logits [B, V] of the first `exit` layers, after each sequence's pending tokens and its chain of draft
-        tokens. Each row is run once: later calls, and the `Target.run` that verifies it, use what the first one
-        computed."""
+        tokens. Each row is run once: later calls, and the `Target.run` that verifies the chain, reuse what the first
+        call computed."""
         ...
 
     def run_layers(
         self, seqs: Seq[Sequence], draft: Draft, layers: tuple[int, int], hidden: Tensor | None = None
     ) -> TargetOut:
-        """Run layers a..b-1 only, from `hidden` [M, d] if a > 0, and apply the head there. `TargetOut.hidden[b]` is
-        what the next slice of the same sequences and draft starts from."""
+        """Run only layers a..b-1, from `hidden` [M, d] if a > 0, then apply the output head. `TargetOut.hidden[b]` is
+        the input of the next layers, for the same sequences and draft."""
         ...
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Blocks of a KV cache. capacity: None for one that grows; used: held by sequences; kept: only for later texts."""
+    """Numbers of KV blocks. capacity: in all, None if the cache grows; used: held by sequences; kept: only in the
+    prefix cache."""
 
     capacity: int | None
     used: int
@@ -150,7 +152,8 @@ class Usage:
 
 
 class Memory(Protocol):
-    """The KV cache of a model, in blocks that sequences may share (see `kv.kv_memory`), by the ids of sequences."""
+    """The KV cache of a model, in blocks that sequences may share (see `kv.kv_memory`). Sequences are given by their
+    ids."""
 
     @property
     def block(self) -> int:
@@ -159,51 +162,51 @@ class Memory(Protocol):
 
     @property
     def capacity(self) -> int | None:
-        """Blocks in all; None: as many as the machine's memory holds."""
+        """Number of blocks in all; None: as many as fit into the machine's memory."""
         ...
 
     @property
     def bounded(self) -> bool:
-        """Whether requests may have to wait for room: for blocks, or for states of recurrent layers."""
+        """True if requests may have to wait for free blocks, or for free states of recurrent layers."""
         ...
 
     @property
     def usage(self) -> Usage:
-        """Counts of its blocks, by holder."""
+        """Numbers of used and kept blocks."""
         ...
 
     def count_missing(self, writes: Iterable[tuple[int, int, int]]) -> int:
-        """Count the blocks that are missing to write slots start..stop-1 of each of these sequences (id, start, stop),
-        or the states of recurrent layers that have no room; 0 if they fit."""
+        """Count the blocks that are missing to write slots start..stop-1 of each sequence (id, start, stop); 0 if they
+        fit. States of recurrent layers for which there is no room count, too."""
         ...
 
     def match(self, tokens: Seq[int]) -> int:
-        """Count the leading tokens whose KV is kept from an earlier text."""
+        """Count the leading tokens whose KV is in the prefix cache."""
         ...
 
     def begin(self, seq_id: int, tokens: Seq[int], most: int) -> int:
-        """Begin a sequence with the kept KV of at most its first `most` tokens; returns their number."""
+        """Begin a sequence with the cached KV of at most its first `most` tokens; returns their number."""
         ...
 
     def keep(self, seq_id: int, tokens: Seq[int]) -> None:
-        """Keep a sequence's KV for later texts. tokens: its tokens that have KV."""
+        """Keep a sequence's KV in the prefix cache. tokens: the tokens of the sequence that have KV."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class HeadHost:
-    """Offers a draft head the target's sizes, hidden states (taps 0..layers and -1), and weights to borrow.
+    """Gives a draft head the target's sizes, hidden states (taps 0..layers and -1), and weights to share.
 
     hidden_size      width of the hidden states.
-    layers           how many layers the target has.
+    layers           number of layers of the target.
     embedding        () -> [V, hidden_size], on the target's device.
     lm_head          () -> [V, hidden_size], the output head.
-    tied             whether the embedding is the output head, too.
-    dtype            of these weights.
-    packed_tables    embedding and output head in the format of the backend that runs the target, for heads of the same
-                     backend; None where it keeps none.
-    module           the model of transformers that runs, whose checkpoint may bring MTP layers; None for another.
-    family           `model_type` of its configuration.
+    tied             True if the output head has the weights of the embedding.
+    dtype            dtype of these weights.
+    packed_tables    embedding and output head in the format of the target's backend, for heads of the same backend;
+                     None if the backend does not keep them.
+    module           the transformers model that runs, whose checkpoint may have MTP layers; None for other targets.
+    family           `model_type` in the model's config.json.
     """
 
     hidden_size: int
@@ -226,14 +229,14 @@ class Runtime:
     """Describes how the model runs, for banners, result files and heads that are to run the same way.
 
     backend   name of the backend, e.g. "native".
-    dtype     of the arithmetic.
+    dtype     dtype of the arithmetic.
     quantize  None, "int8", "w8a16" or "w8a8"; for a quantised checkpoint its method, e.g. "torchao".
-    kv_dtype  of the KV cache.
-    threads   CPU threads, None where the backend does not set them.
-    checkpoint  its folder, None for a model from memory.
-    rollback  most tokens of a text that can be rolled back, which a draft model needs; None: all. Recurrent layers
-              keep the states of few tokens.
-    weights_only  whether weights alone are quantised, and rows are computed in `dtype`.
+    kv_dtype  dtype of the KV cache.
+    threads   number of CPU threads; None if the backend does not set it.
+    checkpoint  folder of the checkpoint; None for a model made in memory.
+    rollback  how many of the last tokens can be rolled back, as a draft model must do; None: all. Recurrent layers keep
+              the states of few tokens.
+    weights_only  True if only the weights are quantised, and activations have `dtype`.
     """
 
     backend: str
@@ -253,24 +256,28 @@ class Runtime:
 
 @dataclass(frozen=True, eq=False)
 class Capabilities:
-    """Declares what a target can do beyond `Target`; None: it cannot. Nothing in it refers to the target, so that a
-    target is freed with its last name.
+    """Declares what a target can do beyond `Target`; None: it cannot. No field refers to the target, so that a target
+    is freed as soon as nothing else refers to it.
 
     eos_ids        ids that end a text.
-    trees          whether siblings can be run in one forward; False: chains only.
-    multi_step     several tokens in one call.
-    early_exit     drafting with its own first layers.
-    max_pending    most pending tokens of a sequence in a call of these two; longer prompts are run by `Target.run`.
+    trees          whether siblings can be run in one forward; False: only chains can.
+    multi_step     decodes several tokens in one call.
+    early_exit     drafts with the target's own first layers.
+    max_pending    largest number of pending tokens of a sequence in a call of `multi_step` or `early_exit`; longer
+                   prompts are run by `Target.run`.
     head_host      hidden states and weights for draft heads.
-    runtime        what runs it.
-    memory         its KV cache in blocks; None: one that cannot be asked.
-    fork           beginning a sequence with what was computed for another.
-    torch_threads  most threads that torch should use beside it (see `host.torch_threads`); None: as many as it likes.
+    runtime        backend, dtypes and formats.
+    memory         its KV cache in blocks; None: its cache is not in blocks.
+    fork           begins a sequence with what was computed for another sequence.
+    torch_threads  largest number of threads that torch should use at the same time (see `host.torch_threads`); None:
+                   any.
     experts        (experts per token, experts) of a mixture of experts; None for a dense model.
-    relative_cost  number of rows -> expected cost of a pass in units of a pass with one row, by the weights that it
-                   reads. It changes with what is learned. None: every pass reads the same weights.
-    encoder        what reads the source of each text; None: texts continue their prompts.
-    mask_token     id in whose places it predicts several tokens in one pass (PARD); None: it was not trained so.
+    relative_cost  number of rows -> expected cost of a pass, divided by the cost of a pass with one row, from the
+                   weights that it reads. The estimate changes as passes are observed. None: every pass reads the same
+                   weights.
+    encoder        reads the source of each sequence; None: the model has no encoder.
+    mask_token     id of the mask token with which it predicts several tokens in one pass (PARD); None: it was not
+                   trained to do that.
     """
 
     eos_ids: frozenset[int] = frozenset()
@@ -290,8 +297,8 @@ class Capabilities:
 
 
 def start_sequence(target: Target, prompt: Seq[int], **more: Any) -> Sequence:
-    """A text that continues a prompt, or that answers it as its source if the target has an encoder. more: fields of
-    `Sequence`."""
+    """Return a sequence that continues `prompt`. If the target has an encoder, `prompt` is its source instead. more:
+    fields of `Sequence`."""
     encoder = target.capabilities.encoder
     if encoder is None:
         return Sequence(list(prompt), **more)
@@ -299,8 +306,8 @@ def start_sequence(target: Target, prompt: Seq[int], **more: Any) -> Sequence:
 
 
 def rewind(target: Target, seqs: Seq[Sequence]) -> None:
-    """Prepare these texts for a step that is run again. A KV cache allows that; recurrent layers may have read on, so
-    the texts are read again from their beginning."""
+    """Prepare these sequences for running a step again. A KV cache needs no preparation. Recurrent layers may have read
+    further tokens, so their sequences are read again from the beginning."""
     runtime = target.capabilities.runtime
     if runtime is not None and runtime.rollback is not None:
         for seq in seqs:
@@ -310,7 +317,7 @@ def rewind(target: Target, seqs: Seq[Sequence]) -> None:
 
 @contextmanager
 def release_after(target: Target, *seqs: Sequence) -> Iterator[Sequence]:
-    """The target releases these sequences after the block, of which the first is given."""
+    """Context manager: the target releases these sequences at the end of the block. Yields the first sequence."""
     try:
         yield seqs[0]
     finally:
@@ -324,7 +331,7 @@ EARLY_EXIT = "an exit after its first layers"
 
 
 def require(capability: T | None, target: Target, what: str, asked_by: str) -> T:
-    """`capability`, or PairError where the target does not declare it.
+    """Return `capability`. Raises PairError if it is None, because the target does not declare it.
 
     what      names the capability in the error, e.g. `HEAD_HOST`.
     asked_by  names who needs it, e.g. "drafter 'layerskip'".

@@ -1,4 +1,4 @@
-"""The text of an output as it grows, where a stop string ends it, and where two texts part. Does not import torch."""
+"""Text of an output token by token, stop strings in it, and common beginnings of texts. Does not import torch."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence as Seq
@@ -9,10 +9,11 @@ REPLACEMENT = "\ufffd"
 
 
 def context_of(decode: Decode, prompt: Seq[int]) -> tuple[list[int], int]:
-    """The end of a prompt with which its output is decoded, and how many of these tokens write whole characters.
+    """Return the last tokens of a prompt, with which its output is decoded, and how many of them write whole
+    characters.
 
-    Many tokenizers drop the space that begins a text, so the first token of an output reads as it should only after
-    another one that writes something."""
+    Many tokenizers drop the space that begins a text. So the first token of an output is decoded correctly only after
+    another token that writes something."""
     size, text = 4, ""
     while text[:1] in ("", REPLACEMENT) and size < len(prompt) + 4:
         size *= 2
@@ -24,19 +25,19 @@ def context_of(decode: Decode, prompt: Seq[int]) -> tuple[list[int], int]:
 
 
 def text_after(decode: Decode, prompt: Seq[int], output: Seq[int]) -> str:
-    """The text that an output adds to its prompt."""
+    """Return the text that an output adds to its prompt."""
     ids, whole = context_of(decode, prompt)
     return decode([*ids, *output])[len(decode(ids[:whole])) :]
 
 
 class OutputText:
-    """The text of an output, token by token. stray_byte: as in `TextStream`."""
+    """Decodes an output token by token. stray_byte: as in `TextStream`."""
 
     def __init__(self, decode: Decode, prompt: Seq[int] = (), stray_byte: int | None = None):
         self._decode, self._stray = decode, stray_byte
         self._ids, self._shown = context_of(decode, prompt)
         self._prompt = len(self._ids)
-        self._begins = deque([0], maxlen=5)  # where the tokens of the last texts begin; decoding starts with them
+        self._begins = deque([0], maxlen=5)  # first token of each of the last texts; decoding starts there
 
     def __len__(self) -> int:
         """Number of tokens that were added."""
@@ -44,17 +45,17 @@ class OutputText:
 
     @property
     def incomplete(self) -> int:
-        """Number of tokens at the end whose character is not complete."""
+        """Number of tokens at the end of the output whose character is not complete."""
         return len(self._ids) - self._shown
 
     def add(self, token: int) -> str:
-        """Add a token; returns the text that is complete with it."""
+        """Add a token. Returns the text that is complete with this token."""
         self._ids.append(token)
         before, after = self._texts()
         if after.endswith(REPLACEMENT):
             return ""
         further = () if self._stray is None else (*self._ids[self._begins[0] :], self._stray)
-        if further and not self._decode(further).startswith(after):  # a token that follows may change the text so far
+        if further and not self._decode(further).startswith(after):  # a later token may still change this text
             return ""
         if len(after) > len(before):
             self._begins.append(self._shown)
@@ -62,7 +63,7 @@ class OutputText:
         return after[len(before) :]
 
     def rest(self) -> str:
-        """The text of the incomplete tokens, if none follows."""
+        """Return the text of the incomplete tokens, for an output that ends with them."""
         before, after = self._texts()
         self._shown = len(self._ids)
         return after[len(before) :]
@@ -80,13 +81,14 @@ class StopSearch:
         self.read(())
 
     def read(self, output: Iterable[int]) -> None:
-        """Begin again, with these tokens."""
-        self.text, self._end = OutputText(self.decode, self._prompt), ""  # the end of the text before the next token
+        """Start again with the output `output`."""
+        self.text, self._end = OutputText(self.decode, self._prompt), ""  # _end: of the text before the next token
         for token in output:
             self.add(token)
 
     def add(self, token: int) -> str | None:
-        """Add a token. Returns the stop string that it completes; if several, the first to begin."""
+        """Add a token. Returns the stop string that the token completes; if it completes several, the string that
+        begins first."""
         known, whole = len(self._end), self._end + self.text.add(token)
         self._end = whole[max(0, len(whole) + 1 - self._longest) :]
         if len(whole) == known:
@@ -96,7 +98,7 @@ class StopSearch:
 
 
 def count_begun(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is the beginning of a stop string, and not all of it."""
+    """Length of the longest end of `text` with which a stop string begins, without being complete."""
     at = text.find(stop[0], max(0, len(text) + 1 - len(stop)))
     while at >= 0 and not stop.startswith(text[at:]):
         at = text.find(stop[0], at + 1)
@@ -104,13 +106,13 @@ def count_begun(text: str, stop: str) -> int:
 
 
 def find_completed(text: str, before: str, stop: str) -> int:
-    """Where in `text` the first `stop` begins that ends after `before`, the text without its last token; -1 if none.
-    An incomplete character, which decodes to U+FFFD, does not count as text yet."""
+    """Return where in `text` the first `stop` begins that ends after `before`, or -1. before: the text without its last
+    token. An incomplete character, which decodes to U+FFFD, does not count as text yet."""
     return text.find(stop, max(0, len(before.rstrip(REPLACEMENT)) - len(stop) + 1))
 
 
 def count_common(a: Iterable[object], b: Iterable[object]) -> int:
-    """Number of items with which both begin."""
+    """Return how many leading items are equal in both."""
     count = 0
     for left, right in zip(a, b, strict=False):
         if left != right:

@@ -5,7 +5,8 @@ min_tokens, tokens that the form of a structured output forbids); temperature; t
 one after another, each to the renormalised result of the one before. Temperature 0 gives probability 1 to the first
 maximum.
 
-Probabilities are float64 for logits of any dtype: p and q are then compared, and sampled from, in the same precision.
+Probabilities are float64 for logits of any dtype, so that p and q are compared, and sampled from, in the same
+precision.
 """
 
 import math
@@ -34,13 +35,13 @@ def warp(
     stop_ids: Seq[int] | frozenset[int] = (),
     allowed: NDArray[np.bool_] | None = None,
 ) -> Tensor:
-    """The distribution of the next token at each of R rows.
+    """Return the distribution of the next token at each of R rows.
 
     logits   [R, V], any float dtype; left untouched.
-    prompt   ids of the prompt; outputs[r]: ids emitted before row r, its own ancestors in the draft included.
-             Only read if `params.needs_history`.
-    stop_ids ids that min_tokens holds back.
-    allowed  [R, at least V], which tokens the form of a structured output allows. Only read if there is one.
+    prompt   ids of the prompt. Only read if `params.needs_history`.
+    outputs  for each row, the ids emitted before it, with draft tokens above it. Only read if `params.needs_history`.
+    stop_ids ids that are forbidden before min_tokens.
+    allowed  [R, at least V], which tokens the form of a structured output allows; only read if there is a form.
     Returns  float64 [R, V], each row sums to 1. Raises TargetError if a row holds NaN, DeadEndError if the parameters
              leave no token possible in it.
     """
@@ -64,7 +65,8 @@ def warp(
 
 
 def first_maxima(logits: Tensor) -> list[int]:
-    """Id of the first maximum of each row [R, V]: `warp` at temperature 0, without the dense distribution around it."""
+    """Return the id of the first maximum of each row [R, V], as `warp` at temperature 0 but without a dense
+    distribution."""
     if logits.device.type == "cpu" and logits.dtype != torch.bfloat16:  # numpy is ten times as fast; it has no bfloat16
         rows = logits.detach().numpy()
         tops = rows.argmax(-1)  # [R] a NaN counts as the maximum
@@ -78,13 +80,14 @@ def first_maxima(logits: Tensor) -> list[int]:
 
 
 def _finite(sample: Tensor) -> bool:
-    """Return whether every row has a distribution. sample: the maximum or a probability of each. A NaN in a row, or a
-    row of -inf only, makes its softmax NaN and its maximum NaN or -inf, and then the sum, too."""
+    """Return whether every row has a distribution. sample: the maximum or one probability of each row. NaN in a row, or
+    a row with only -inf, makes the row's softmax NaN and its maximum NaN or -inf. Then the sum over `sample` is not
+    finite."""
     return math.isfinite(float(sample.double().sum()))
 
 
 def _no_distribution(logits: Tensor, edited: Tensor) -> TargetError:
-    """Why some row has none: parameters have ruled out every token, or the target has failed."""
+    """Return the error for rows without a distribution: parameters forbid every token, or the target has failed."""
     ruled_out = (edited == NEVER).all(-1) & (logits > NEVER).any(-1)  # [R]
     if bool(ruled_out.any()) and not bool(logits.isnan().any()):
         return DeadEndError(
@@ -93,7 +96,7 @@ def _no_distribution(logits: Tensor, edited: Tensor) -> TargetError:
             fix="loosen logit_bias, bad_words, min_tokens or structured, which together leave no token possible",
         )
     return TargetError(
-        "logits are NaN, or every token is forbidden by them, at some position",
+        "at some position logits are NaN, or every token is forbidden by a logit of -inf",
         why="there is no distribution over them",
         fix="check the weights",
     )
@@ -138,7 +141,7 @@ def _penalise(row: Tensor, params: SamplingParams, prompt: frozenset[int], outpu
         row[seen] = torch.where(old > 0, old / params.repetition_penalty, old * params.repetition_penalty)
     if (params.frequency_penalty or params.presence_penalty) and output:
         ids = torch.tensor([t for t in output if t < vocab], device=row.device, dtype=torch.int64)
-        count = torch.bincount(ids, minlength=vocab).double()  # [V] a float times an integer tensor is float32
+        count = torch.bincount(ids, minlength=vocab).double()  # [V] double: a float times an integer tensor is float32
         row -= params.frequency_penalty * count + params.presence_penalty * count.clamp(max=1)
 
 
@@ -155,14 +158,15 @@ def _forbid(row: Tensor, params: SamplingParams, prompt: Seq[int], output: Seq[i
 
 
 def _keep_first(probs: Tensor, k: int) -> Tensor:
-    """The k most likely tokens, renormalised; ties go to the smaller id, so that exactly k remain."""
+    """Keep the k most likely tokens and renormalise. Ties go to the smaller id, so that exactly k tokens remain."""
     keep = probs.sort(dim=-1, descending=True, stable=True).indices[:, :k]  # [R, k]
     kept = torch.zeros_like(probs).scatter_(-1, keep, probs.gather(-1, keep))
     return kept / kept.sum(-1, keepdim=True)
 
 
 def _nucleus(probs: Tensor, top_p: float) -> Tensor:
-    """Smallest set of most likely tokens whose mass reaches top_p (Holtzman et al., 1904.09751, section 3.1)."""
+    """Keep the smallest set of most likely tokens whose mass reaches top_p (Holtzman et al., 1904.09751,
+    section 3.1)."""
     value, order = probs.sort(dim=-1, descending=True, stable=True)  # [R, V]
     before = value.cumsum(-1) - value  # mass of everything more likely
     value = value.masked_fill(before >= top_p, 0.0)
@@ -171,8 +175,8 @@ def _nucleus(probs: Tensor, top_p: float) -> Tensor:
 
 
 def check_possible(seq: Sequence, vocab_size: int) -> None:
-    """Raise ParameterError if the parameters of a sequence forbid every first token, for any logits. At a later
-    position the request fails with a DeadEndError."""
+    """Raise ParameterError if the parameters of a sequence forbid every token as its first, for all possible logits. If
+    they forbid every token at a later position, the request fails there with a DeadEndError."""
     if not seq.params.edits_logits:
         return
     outputs, prompt = [seq.output], seq.tokens[: seq.prompt]
@@ -190,7 +194,7 @@ def check_possible(seq: Sequence, vocab_size: int) -> None:
 
 
 def distributions(logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> Tensor:
-    """`warp` for a whole batch: each sequence by its own parameters, each node by its own history.
+    """Apply `warp` to a batch: with the parameters of each sequence, and the history of each node.
 
     logits [B + N, V], packed as `TargetOut.logits`. Returns float64 [B + N, V].
     """
@@ -211,8 +215,8 @@ def _warp_rows(logits: Tensor, seq: Sequence, params: SamplingParams, outputs: S
 
 
 def find_allowed(seq: Sequence, outputs: Seq[Seq[int]]) -> NDArray[np.bool_] | None:
-    """Which tokens the constraint of a sequence allows after each output, which begins with its own; None if it has no
-    constraint."""
+    """Return which tokens the constraint of a sequence allows after each of `outputs`, which all begin with the
+    sequence's own output. Returns None if the sequence has no constraint."""
     if seq.constraint is None:
         return None
     written = seq.output
@@ -220,9 +224,10 @@ def find_allowed(seq: Sequence, outputs: Seq[Seq[int]]) -> NDArray[np.bool_] | N
 
 
 def distributions_and_dead_ends(logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> tuple[Tensor, set[int]]:
-    """`distributions` for drafts in which some node has none: its logits are NaN, or every token is forbidden after it.
-    Returns the packed rows of these nodes, too; a point mass stands there. Row by row, so for this case only. Raises
-    TargetError if a last pending token has none: plain decoding has the same fault there."""
+    """Like `distributions`, for drafts with a node that has no distribution: its logits are NaN, or every token after
+    it is forbidden. Also returns the packed rows of such nodes; a point mass replaces their distribution. This works
+    row by row, which is slow. Raises TargetError for the row of a last pending token: plain decoding has the same error
+    there."""
     rows, dead = list[Tensor](), set[int]()
     for b, seq in enumerate(seqs):
         for i, history in enumerate(list_histories(seq, draft, b), start=draft.splits[b] + b):
@@ -239,8 +244,8 @@ def distributions_and_dead_ends(logits: Tensor, seqs: Seq[Sequence], draft: Draf
 def distributions_after(
     logits: Tensor, seqs: Seq[Sequence], chains: Seq[Seq[int]], params: Seq[SamplingParams] | None = None
 ) -> Tensor:
-    """`warp` for drafters. Row r of logits [R, V'] is for the token after sequence r and the draft tokens chains[r]
-    that it already has; warped by its own parameters, or by params[r]. Returns float64 [R, V']."""
+    """`warp` for drafters. Row r of logits [R, V'] predicts the token after sequence r and its draft tokens chains[r].
+    It is warped by the parameters of sequence r, or by params[r] if `params` is given. Returns float64 [R, V']."""
     each = params or [seq.params for seq in seqs]
     if not each[0].needs_history and all(p.distribution_key == each[0].distribution_key for p in each[1:]):
         return warp(logits, each[0])
@@ -253,7 +258,8 @@ def distributions_after(
 
 
 def list_histories(seq: Sequence, draft: Draft, b: int) -> list[list[int]]:
-    """Output ids before the row of the last pending token and of each node of sequence `b`."""
+    """Return the output ids before the row of the last pending token, and before the row of each node of sequence
+    `b`."""
     rows = [seq.output]
     for i in draft.nodes(b):
         rows.append([*rows[draft.parents[i] + 1], draft.ids[i]])

@@ -11,20 +11,21 @@ from collections.abc import Sequence as Seq
 from slipstream.core.draft import Draft
 
 FADE = 127 / 128
-"""Weight that a record keeps with each new draft token, so roughly the last 128 draft tokens count."""
+"""Factor on the weight of a record at each new draft token, so roughly the last 128 draft tokens count."""
 RULE_WEIGHT = 4.0
 """Weight of the prior (`rule`) of a class, in draft tokens; 8 and 30 were as fast."""
 LONGEST_MATCH = 16
-"""Longer matches share one record."""
+"""Matches of this length and of greater lengths share one record."""
 CONFIDENCES = 16
-"""Classes of confidence, of equal width."""
+"""Number of classes of confidence, of equal width."""
 
-RESTART_BELOW = 0.01  # a streak of lower probability means that the text has changed
+RESTART_BELOW = 0.01  # an even less probable streak means that the text has changed
 
 
 class AcceptanceByClass:
-    """Probability that a draft token is accepted, by its class. Each record starts from its prior in `rule`, which
-    counts as `RULE_WEIGHT` draft tokens. Only earlier steps are used, so the output distribution is unchanged."""
+    """Probability that a draft token is accepted, by its class. The record of each class starts from its prior in
+    `rule`, which counts as `RULE_WEIGHT` draft tokens. Only earlier steps are used, so the output distribution is
+    unchanged."""
 
     rule: tuple[float, ...]
 
@@ -39,46 +40,46 @@ class AcceptanceByClass:
         return (self.right[at] + RULE_WEIGHT * expected) / (self.compared[at] + RULE_WEIGHT)
 
     def learn(self, at: int, right: bool) -> None:
-        """Record a draft token of class `at`."""
+        """Record one draft token of class `at`. right: whether it was accepted."""
         at = min(at, len(self.rule) - 1)
         self.compared[at] = self.compared[at] * FADE + 1
         self.right[at] = self.right[at] * FADE + right
 
 
 class MatchLengthStats(AcceptanceByClass):
-    """Probability that the token which followed a match is the next one, by length of the match.
+    """Probability that a token which followed a match earlier in the text comes next again, by length of the match.
 
     On greedy texts of SmolLM2-135M-Instruct (chat, questions, summaries, translations, mathematics, code), 26 % of the
     tokens after a match of one token were right, 49 % after two, 62 % after three, 68 % after four, 80 % after eight
-    and 90 % after twelve: nearly m / (m + 2) after m. A right draft token makes the match of the next draft token
-    longer, and the longer match counts as if it had been found in the text."""
+    and 90 % after twelve: nearly m / (m + 2) after m. After a right draft token, the match of the next draft token is
+    one token longer, and counts like a match of this length in the text."""
 
     rule = tuple(match / (match + 2) for match in range(LONGEST_MATCH + 1))
 
 
 class ConfidenceStats(AcceptanceByClass):
     """Estimates how likely a model's draft token is accepted, by its confidence: the highest probability of the
-    distribution that it was drawn from. The estimate starts at the middle of the confidence's class. Measured with an
-    EAGLE-3 head for SmolLM2: draft tokens of confidence 0.35 were accepted with probability 0.46 in greedy decoding and
-    0.38 at temperature 0.8; draft tokens of confidence 0.9 with probability 0.9 and 0.6."""
+    distribution that it was drawn from. The prior of a class is the middle of its range of confidences. Measured with
+    an EAGLE-3 head for SmolLM2: draft tokens of confidence 0.35 were accepted with probability 0.46 in greedy decoding
+    and 0.38 at temperature 0.8; draft tokens of confidence 0.9 with probability 0.9 and 0.6."""
 
     rule = tuple((at + 0.5) / CONFIDENCES for at in range(CONFIDENCES))
 
 
 class DepthStats:
     """Acceptance probability of one drafter's draft tokens, learned for each depth, given that all draft tokens before
-    were accepted. So drafts of one length also tell how drafts of any other length would be accepted.
+    were accepted. So drafts of one length also predict how drafts of any other length would be accepted.
 
     The prior of a depth is `weight` draft tokens accepted at the rate of all depths together, so a depth with few
     samples is assumed to be like the others. That common rate's prior is `weight` draft tokens accepted at rate
     `prior`.
 
-    Text changes abruptly (prose, then a quotation), so old steps fade, and a streak also restarts the record: first
-    draft tokens accepted (or rejected) in a row, to which the estimate gives a probability below `RESTART_BELOW`. The
-    steps of the streak are kept.
+    Text changes abruptly (prose, then a quotation), so old steps lose weight. A streak also restarts the record: a
+    number of steps in a row whose first draft token was accepted (or rejected), if the estimate gives this a
+    probability below `RESTART_BELOW`. The steps of the streak are kept.
 
     deepest  deeper draft tokens share one record.
-    fade     weight that the record keeps with each step.
+    fade     factor on the weight of the record at each step.
     """
 
     def __init__(self, deepest: int, prior: float, weight: float, fade: float):
@@ -123,10 +124,11 @@ class DepthStats:
 
 def count_accepted(draft: Draft, b: int, run: Seq[int]) -> tuple[int, bool]:
     """Compare the draft of sequence b with the emitted tokens `run` (`Verdict.run`). Returns the number of accepted
-    draft tokens, and whether the next one was rejected. The step may have verified another draft.
+    draft tokens, and whether the next one was rejected. This also works for a draft that the step did not verify.
 
-    A draft token is accepted exactly if the same token is emitted at its place: no lossless rule emits a token that it
-    has just rejected. The second value is False if the draft has no further token, or if the text ended before it."""
+    A draft token is accepted if and only if the same token is emitted at its position: no lossless rule emits a token
+    that it has just rejected. The second value is False if the draft has no further token, or if the text ended before
+    it."""
     children, start = draft.children(b), draft.splits[b]
     node, accepted = -1, 0
     for token in run:

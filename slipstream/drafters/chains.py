@@ -84,8 +84,8 @@ class Chains:
         chains = [Chain() for _ in seqs]
         if self.confident is not None:
             self.confident.drawn.clear()  # entries left by a step that failed
-        # How a sequence is drafted must not depend on the rest of the batch: one call and single calls round
-        # differently.
+        # Whether one call drafts a sequence must not depend on the rest of the batch: one call rounds differently from
+        # single calls.
         multi_step, other = list[int](), list[int]()
         for b, seq in enumerate(seqs):
             if budgets[b].depth > 0:
@@ -94,7 +94,7 @@ class Chains:
             try:
                 while rows:
                     rows = self._in_one_call(seqs, rows, budgets, chains)
-            except Exception:  # drafting single tokens with the same random numbers keeps those before the fault
+            except Exception:  # draft single tokens with the same random numbers, to keep those before the fault
                 for b in rows:
                     chains[b] = Chain()
                 other = sorted({*other, *rows})
@@ -106,7 +106,7 @@ class Chains:
         return draft.with_drawn([len(self.confident.drawn.get(seq.id, ((),))[0]) for seq in seqs])
 
     def _in_one_call(self, seqs: Seq[Sequence], rows: Seq[int], budgets: Seq[Budget], chains: list[Chain]) -> list[int]:
-        """Draft for the sequences `rows`. Returns the rows whose context has no room for that many steps."""
+        """Draft for the sequences `rows`. Returns those rows whose context has no room for that many steps."""
         steps = max(budgets[b].depth for b in rows)
         left, drafting = list[int](), list[int]()
         for b in rows:
@@ -153,8 +153,8 @@ class Chains:
 
     def _draws(self, seqs: Seq[Sequence], steps: int) -> StepSampling:
         """Return the random numbers of a call. The number of a draft token does not depend on the number of steps or on
-        how the token is drafted: `sample_draft_tokens` uses the same. Under the rule `coupled`, it is the noise that
-        the target will use at the same position."""
+        how the token is drafted: `sample_draft_tokens` uses the same number. Under the rule `coupled`, it is the noise
+        that the target will use at the same position."""
         if all(seq.params.greedy for seq in seqs):
             return self._maxima
         coupled = is_coupled(seqs[0])

@@ -1,8 +1,8 @@
-"""`ConfidentDrafts`: ends chains of a model where a draft token is not worth its row, by the model's own confidence.
+"""`ConfidentDrafts`: ends a model's chains where verifying a further draft token costs too much, by confidence.
 
 The confidence of a draft token is the highest probability of the model's softmax at its place. Each class of confidence
 has an acceptance rate (`ConfidenceStats`). The product of the rates along a chain is the probability that all its
-tokens so far are accepted. The chain ends before the first token for which this is less than the cost of its row
+tokens so far are accepted. The chain ends before the first token for which this is less than the cost of verifying it
 (`Budget.row_costs`).
 
 Whether a chain ends depends only on the distribution and the tokens before it, not on the token that is drawn, so each
@@ -23,7 +23,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.drafters.acceptance_stats import CONFIDENCES, ConfidenceStats
 
 GOES_ON = 0.75
-"""Acceptance rate that is assumed for a draft token before it is drawn."""
+"""Assumed acceptance rate of a draft token that is not drawn yet."""
 
 
 class ConfidentDrafts:
@@ -36,7 +36,7 @@ class ConfidentDrafts:
         self.drawn: dict[int, tuple[Seq[int], Seq[int], int]] = {}
 
     def worth(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Worth | None:
-        """Return how far a call may draw after each sequence; None if no sequence has row costs."""
+        """Return how far a call may draw after each sequence; None if the cost of verifying is not measured."""
         if not any(budget.row_costs for budget in budgets):
             return None
         rates = np.array([self._rates[seq.params.greedy] for seq in seqs])
@@ -49,7 +49,7 @@ class ConfidentDrafts:
         return Worth(rates, least)
 
     def count_worth(self, seq: Sequence, tokens: Seq[int], confidence: Seq[float], budget: Budget) -> int:
-        """Count the tokens of this chain that are worth their rows."""
+        """Count the leading tokens of this chain that are worth the cost of verifying them."""
         classes = [min(int(top * CONFIDENCES), CONFIDENCES - 1) if top > 0 else 0 for top in confidence]  # NaN: 0
         reach = accumulate((self._rates[seq.params.greedy][at] for at in classes), mul)
         kept = next((n for n, each in enumerate(reach) if each < budget.row_cost(n)), len(tokens))

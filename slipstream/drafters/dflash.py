@@ -1,10 +1,11 @@
 """DFlash (Chen et al. 2602.06036): a head reads the target's hidden states, and drafts a whole block in one pass.
 
 The tapped states of every accepted token become keys and values of each layer of the head (section 4.1). Its KV cache
-has one entry a token, kept and rolled back like an EAGLE head's. A draft is one pass over a block: the last token and a
-mask for each draft token. Given the text, its distributions are independent of each other; with a Markov head (DSpark,
-2607.05147) each also depends on the draft token before it. In both cases a draft is a chain whose tokens are drawn from
-q. A short draft is the beginning of a block, and takes nearly as long.
+has one entry per token, which is kept and rolled back as in an EAGLE head. A draft is one pass over a block: the last
+token and a mask for each draft token. The distributions of its draft tokens depend only on the text, not on each
+other's tokens; with a Markov head (DSpark, 2607.05147), each also depends on the draft token before it. In both cases a
+draft is a chain whose tokens are drawn from q. A short draft is the beginning of a block, and takes nearly as long as a
+whole one.
 """
 
 import copy

@@ -71,7 +71,8 @@ def parse_draft(names: Seq[str], draft: str | None) -> tuple[DraftArgument, dict
 
     names  drafters of the registry, stacked in this order. If empty: a draft model drafts alone, a head after a lookup
            (docs/log.md: a head gains more that way), and without `draft` a lookup drafts alone.
-    draft  folder, hub id or "embedded" of a draft model or head. Each named drafter that reads one gets this one.
+    draft  folder, hub id or "embedded" of a draft model or head. Every named drafter that reads a draft model or head
+           gets this one.
 
     Raises ParameterError if a draft model is needed and none is named."""
     if not names:
@@ -177,7 +178,8 @@ class DraftPlan:
         return [name for name in named if isinstance(name, CheckpointName)]
 
     def has_model(self, loaded: bool) -> bool:
-        """Return whether this plan, which is ready, has a draft model to load or, if `loaded`, one in memory."""
+        """Return whether this plan, after `ready`, has a draft model to load or, if `loaded`, a draft model in
+        memory."""
         models = [one.options.get("model") for one in self.each]
         return any(model is not None and (loaded or not _is_target(model)) for model in models)
 
@@ -246,7 +248,7 @@ class DraftPlan:
 
     @property
     def loads(self) -> tuple[list[Described], list[HeadFiles], bool]:
-        """Return everything that this plan, which is ready, reads from files: draft models, heads, and whether it reads
+        """Return everything that this plan, after `ready`, reads from files: draft models, heads, and whether it reads
         the target's MTP layers."""
         from slipstream.targets.described import Described
 
@@ -325,8 +327,8 @@ class DrafterFactory:
     progress: Progress | None = None
 
     def make(self, plan: DraftPlan) -> Drafter:
-        """Make the drafter of a plan that is ready. Raises ParameterError for objects that are no draft, and the
-        families of LoadError and PairError."""
+        """Make the drafter of a plan returned by `DraftPlan.ready`. Raises ParameterError for objects that are no
+        draft, and the families of LoadError and PairError."""
         if plan.drafter is not None:
             return plan.drafter
         if plan.members:
@@ -342,7 +344,7 @@ class DrafterFactory:
 
     def _model(self, draft: object, pair: PairReport | None) -> Target | Writer:
         """Load the draft model. Raises PairError if its tokens differ from the target's, unless `draft_tokenizer`
-        allows it. If the checkpoint of one is unknown, only numbers of ids are compared."""
+        allows it. If a model has no checkpoint, only the numbers of ids are compared."""
         from slipstream.drafters.string_match import Writer
         from slipstream.targets.describe import adopt
         from slipstream.targets.described import Described

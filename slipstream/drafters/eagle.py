@@ -1,16 +1,17 @@
 """EAGLE (Li et al. 2401.15077): a head reads the target's last hidden states, predicts the next ones, and drafts from
 them.
 
-After every step the head receives the true hidden states ("features") of the accepted tokens (section 4.1; since
-2503.01840 those of three tapped layers). They overwrite the features that the head predicted while drafting. Drafting
-starts from the last token and the feature of the token before it, then from the head's own output:
+After every step the head receives the true hidden states ("features") of the accepted tokens (section 4.1; EAGLE-3,
+2503.01840, taps three layers). They overwrite the features that the head predicted while drafting. Drafting starts from
+the last token and the feature of the token before it, then from the head's own output:
 
-    chain   one token per depth; greedy chains, and those sampled with a temperature only, take one call (see `chains`)
+    chain   one token per depth; greedy chains, and chains sampled with only a temperature, take one call (see `chains`)
     tree    grown level by level along the most likely paths (EAGLE-2, 2406.16858, section 4); see `tree_growth`
 
-A parallel head (P-EAGLE, 2602.01469) drafts chains in one pass, with a mask row for each draft token but the first.
+A parallel head (P-EAGLE, 2602.01469) drafts chains in one pass, which has a mask row for each draft token but the
+first.
 
-A pair (feature of token i, token i + 1) is one row of the head, at rotary position i.
+One row of the head's input is a pair (feature of token i, token i + 1), at rotary position i.
 """
 
 import copy
@@ -66,8 +67,8 @@ class EagleDraftConfig(Strict):
 
 
 class EagleDrafter(HeadDrafter):
-    """runtime: the head. vocab_size: width of the target's logits. name: name in the registry, if `runtime` is no EAGLE
-    head but layers that run in its place."""
+    """runtime: the head. vocab_size: width of the target's logits. name: name in the registry, if `runtime` has other
+    layers in place of an EAGLE head."""
 
     def __init__(self, runtime: EagleRuntime, vocab_size: int, config: EagleDraftConfig | None = None, name: str = ""):
         super().__init__(runtime)
@@ -90,7 +91,7 @@ class EagleDrafter(HeadDrafter):
         self._pass = MaskedPass(self, self._run_masked) if parallel else None
         self._confident = ConfidentDrafts()
         self._chains = Chains(self._pass, vocab_size) if self._pass else Chains(self, vocab_size, self._confident)
-        self._state: tuple[list[int], Tensor] | None = None  # ids and outputs [R, d] of what `extend` ran last
+        self._state: tuple[list[int], Tensor] | None = None  # of the last call of `extend`: ids, outputs [R, d]
         whole = torch.arange(vocab_size, device=runtime.device)
         reduced = runtime.config.reduced and not torch.equal(runtime.ids, whole)
         self._ids: Tensor | None = runtime.ids if reduced else None
@@ -154,7 +155,7 @@ class EagleDrafter(HeadDrafter):
         self.note_run(seqs)
         probs = None if drawn.probs is None else self._scatter(drawn.probs, 0.0)
         tokens = drawn.tokens if self._ids is None else self._ids[drawn.tokens]
-        # Logits of maxima are not read.
+        # The logits are not read if tokens are maxima.
         logits = drawn.logits if sampling.kind == "maximum" else self._scatter(drawn.logits)
         return drawn._replace(tokens=tokens, logits=logits, probs=probs)
 
@@ -229,7 +230,7 @@ def make_eagle3(
     """EAGLE-3 (Li et al. 2503.01840): as EAGLE, but the head reads three layers of the target and was trained on its
     own drafts; a head of P-EAGLE (2602.01469) drafts in one pass.
 
-    Makes the drafter `eagle3`; arguments and errors are those of `make`."""
+    Makes the drafter `eagle3`, with the arguments and errors of `make`."""
     return _make(target, head, quantize, "eagle3", options)
 
 

@@ -1,7 +1,7 @@
 """Drafts the tokens that a grammar forces: the drafter `grammar`, which is asked before every other drafter.
 
 No user names this drafter: it drafts for each request with structured output. Its draft tokens are nearly certain to be
-accepted, so no policy limits their number, and their rows count as rows that have to run anyway. The drafter in use
+accepted, so no policy limits their number, and their rows do not count as a cost of drafting. The drafter in use
 observes such a step like any other, and drafts for the other requests. Its lookups also draft the text after the forced
 tokens. Draft models and heads do not, because they would have to read the forced tokens first.
 """
@@ -32,7 +32,7 @@ class FormDrafter(Drafter):
     """Proposes the first tokens of the forced text. After a draft that was not fully accepted, it proposes at most half
     as many tokens: a model that splits a word, or writes white space, in an unusual way does so for a while.
 
-    chances  by sequence: the probability that its last draft is accepted; 0 if more text is forced.
+    chances  by sequence: the probability that all of its last draft is accepted; 0 if more text is forced.
     device   the device of the draft tokens.
     """
 

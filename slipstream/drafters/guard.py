@@ -3,7 +3,7 @@
 Verification makes every *well-formed* draft lossless. The guard handles the rest: a drafter that raises, or returns an
 invalid draft, only costs speed.
 
-This holds as long as the fault does not depend on the drawn tokens: dropping a draft because of its tokens biases the
+This holds only if the fault does not depend on the drawn tokens: dropping a draft because of its tokens biases the
 output. So drafters that sample keep the tokens that they drew before a fault (see `chains`), and a tree for a target
 that runs only chains is not dropped but cut to its first children.
 """
@@ -28,23 +28,25 @@ log = logging.getLogger("slipstream")
 MAX_NODES = MOST_DRAFT_TOKENS
 """Most draft tokens for one sequence in one step; a drafter that proposes more is faulty."""
 LEAST_MATCH = 3
-"""Shortest match after other draft tokens: after a match of `": "` alone, only one in five was accepted."""
+"""Shortest match with which a lookup continues other draft tokens: after a match of `": "` alone, only one token in
+five was accepted."""
 
 
 class Guard:
-    """Wraps a drafter. After a fault the step continues with plain decoding, the fault is counted for every sequence of
-    the batch, and the first one is logged."""
+    """Wraps a drafter. After a fault the step continues with plain decoding. The fault is counted for every sequence of
+    the batch; only the first fault is logged."""
 
     def __init__(self, drafter: Drafter, target: Target):
         self.drafter, self.target = drafter, target
         self.name, self.faults = drafter.name, 0
-        self.seconds = 0.0  # that its calls took
+        self.seconds = 0.0  # time of its calls
         self.traits = replace(drafter.traits, composite=False, lookup=False, keeps_prefixes=True)
         all_parts = parts(drafter)
         self._keepers = [cast(PrefixKeeper, part) for part in all_parts if part.traits.keeps_prefixes]
         self._lookups = [cast(Lookup, part) for part in all_parts if part.traits.lookup]
         self.reads_all = any(part.traits.taps and not part.traits.keeps_prefixes for part in all_parts)
-        """Whether a member reads hidden states and keeps none of them, so that it has to see the whole text."""
+        """Whether a member reads hidden states but cannot reuse a cached prefix, so that it has to see the whole
+        text."""
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         depths = [budget.depth for budget in budgets]
@@ -77,7 +79,7 @@ class Guard:
             read_prompts(self.drafter, seqs, out)
 
     def most_nodes(self, depth: int) -> int:
-        """Most draft tokens that a draft of this depth can have, for one sequence."""
+        """Return the largest number of draft tokens for one sequence that a draft of this depth can have."""
         chains = self.traits.chains_only or not self.target.capabilities.trees
         return depth if chains else min(MAX_NODES, depth * MAX_NODES)
 
@@ -129,8 +131,8 @@ class Guard:
 
 
 def first_children(draft: Draft) -> Draft:
-    """Cut each tree to the chain of its first acceptable children. The choice depends on no token's value: all later
-    siblings go."""
+    """Cut each tree to the chain of its first acceptable children. All later siblings are removed, so the choice does
+    not depend on the drawn tokens."""
     kept: list[list[int]] = []  # for each sequence, the packed nodes of its chain
     for b in range(draft.batch):
         children, node = draft.children(b), -1

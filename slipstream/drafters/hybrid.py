@@ -35,7 +35,7 @@ from slipstream.heads.mtp_names import count_mtp_layers
 from slipstream.zoo import head_dir
 
 HEAD_READS = 4
-"""Factor by which the text that a head may read is longer than a draft model's, for the same output."""
+"""How many times longer the unread text may be for a head than for a draft model (see `max_prefill_ratio`)."""
 
 
 @dataclass(frozen=True)

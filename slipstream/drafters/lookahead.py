@@ -106,7 +106,7 @@ class Pool:
 
 class BackOff:
     """Decides whether to draft. One row costs `row_cost` of a step, one accepted draft token saves a step. Only earlier
-    steps are used. With fixed draft lengths, nothing else stops drafts that cost more than they save."""
+    steps are used. If draft lengths are fixed, nothing else stops drafts that cost more than they save."""
 
     def __init__(self, row_cost: float):
         self.row_cost = row_cost
@@ -187,7 +187,7 @@ class LookaheadDrafter:
                 state.gained += len(verdict.path[b]) + 1
                 if columns:
                     end = draft.splits[b + 1] + b + 1  # end of the rows of this sequence
-                    rows += range(end - columns, end)  # the last level comes last
+                    rows += range(end - columns, end)  # the rows of the window's last level are the last rows
                     windows.append((seq, state, columns))
         fresh = iter(out.logits[rows].argmax(-1).tolist() if rows else ())
         for seq, state, columns in windows:

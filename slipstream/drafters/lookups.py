@@ -67,9 +67,9 @@ class ReadableText:
 
 @dataclass(frozen=True)
 class Continuation:
-    """Holds the text after a match of `match` tokens. tokens: up to and including the first token that is not worth its
-    row; draft: the tokens without that last one. expected: expected number of accepted draft tokens. after: another
-    drafter's draft tokens that come before these."""
+    """Holds the text after a match of `match` tokens. tokens: up to and including the first token that is not worth the
+    cost of verifying it; draft: `tokens` without that last one. expected: expected number of accepted draft tokens.
+    after: another drafter's draft tokens that come before these."""
 
     match: int = 0
     tokens: Seq[int] = ()
@@ -111,9 +111,9 @@ class LookupState(Generic[S]):
         return Continuation(match, tokens, tokens, expected)
 
     def compare(self, run: Seq[int], usual: MatchLengthStats) -> None:
-        """Learn from the emitted tokens, even if another drafter's draft was verified: no lossless rule emits a token
-        that it has just rejected. A draft after another drafter's tokens is compared only if those tokens were emitted.
-        usual: the record of all requests, which learns, too."""
+        """Learn from the emitted tokens which draft tokens were right, even if another drafter's draft was verified: no
+        lossless rule emits a token that it has just rejected. A draft after another drafter's tokens is compared only
+        if those tokens were emitted. usual: the record of all requests, which learns, too."""
         after = list(self.last.after)
         following = run[len(after) :] if list(run[: len(after)]) == after else ()
         for n, (token, emitted) in enumerate(zip(self.last.tokens, following, strict=False)):
@@ -164,8 +164,9 @@ class LookupDrafter(ABC, Generic[S]):
         return state
 
     def _best(self, state: LookupState[S], drafted: Seq[int], budget: Budget) -> Continuation:
-        """Return the continuation with the most expected accepted draft tokens; among equals, the first. With measured
-        row costs, the record of other requests is used, too: then no seed repeats a sampled text anyway."""
+        """Return the continuation with the most expected accepted draft tokens; among equals, the first. If row costs
+        are measured, the record of other requests is used, too; a seed then does not repeat a sampled text in any
+        case."""
         ends = (budget, self._usual) if budget.row_costs else (replace(budget, row_costs=(self.row_cost,)), None)
         continuations = [state.continuation(*match, *ends) for match in self._matches(state, drafted)]
         return max(continuations, key=attrgetter("expected"), default=NOTHING)

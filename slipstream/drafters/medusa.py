@@ -5,9 +5,9 @@ the first token after the pending token, head 1 the second, and so on, each inde
 candidates form a tree of fixed shape (section 2.1.2): every node is "the candidate of rank r of head d", so a draft
 takes one call of the heads.
 
-The shape is the tree with the most expected tokens for the heads' measured accuracies (section 2.3.2). Its size is the
-one that gives the most tokens per second at the target's costs. Nodes are chosen, not sampled: they are point masses,
-and verification is lossless at every temperature.
+The shape is the tree with the most expected tokens for the heads' measured accuracies (section 2.3.2). Its size gives
+the most tokens per second at the target's costs. Nodes are chosen, not sampled: they are point masses, and verification
+is lossless at every temperature.
 """
 
 from collections.abc import Sequence as Seq
@@ -126,7 +126,8 @@ class MedusaDrafter(PrefixKeeper):
         return Draft(torch.cat(tokens), parents, splits)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        """Keep a copy of the hidden state of each sequence's last accepted row; the target overwrites it."""
+        """Keep a copy of the hidden state of each sequence's last accepted row, because the target overwrites the
+        original."""
         last = []
         for b, path in enumerate(verdict.path):
             pending = out.splits[b + 1] - (draft.splits[b + 1] - draft.splits[b]) - 1  # row of the last pending token

@@ -2,8 +2,8 @@
 last hidden states, as EAGLE does.
 
 Layer 0 reads the target's state of token i after its final norm, and token i + 1, and predicts token i + 2; layer k
-reads the output of layer k - 1 and token i + 1 + k. Beyond the last layer, drafting begins again with the first one,
-which continues from its own row.
+reads the output of layer k - 1 and token i + 1 + k. After the last layer, drafting begins again with layer 0, which
+continues from its own earlier row.
 
 With our own decoder the native backend runs the only MTP layer of a checkpoint (`NativeMtp`); with a target that
 transformers runs, transformers runs one or several layers (`MtpLayers`).
@@ -47,9 +47,9 @@ class MtpDrafter(EagleDrafter):
 
 
 def make(target: Target, *, draft_vocab: int | None = None, **options: Any) -> EagleDrafter:
-    """Make the drafter `mtp`, as `registry` requires. options: as in `EagleDraftConfig`. draft_vocab: how many ids are
-    drafted: the vocabulary's first ones, which tokenizers give to frequent tokens. Only their rows of the output head
-    are read. Raises ParameterError, PairError (also for a target without MTP layers) and the family of LoadError."""
+    """Make the drafter `mtp`, as `registry` requires. options: as in `EagleDraftConfig`. draft_vocab: draft only ids
+    below this number; tokenizers give small ids to frequent tokens. Only these rows of the output head are read. Raises
+    ParameterError, PairError (also for a target without MTP layers) and the family of LoadError."""
     config = EagleDraftConfig(**options)
     host = require(target.capabilities.head_host, target, HEAD_HOST, "drafter 'mtp'")
     if host.module is None:

@@ -50,8 +50,8 @@ class NgramConfig(Strict):
     """max_ngram, min_ngram  longest and shortest context to look up, in tokens (N of the k-grams is max_ngram + 1).
                  Short contexts match more often, and their draft tokens are accepted less often.
     row_cost     cost of verifying one more row, as a share of a step. Draft tokens with a lower acceptance
-                 probability are left out. 0: no limit. With chosen draft lengths, the measured cost is
-                 used instead.
+                 probability are left out. 0: no limit. If the engine chooses draft lengths, the measured cost is used
+                 instead.
     max_entries  largest number of contexts kept for one sequence, about 0.2 kB each, in two generations.
                  When the younger is full (half of max_entries), the older is dropped. A context that
                  occurs again moves to the younger, so the dropped contexts are those unseen for the

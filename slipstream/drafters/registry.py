@@ -1,11 +1,11 @@
 """Lists every drafter by name, with what the rest of the program has to know about it. Imports no torch.
 
-To add a drafter, write `slipstream/drafters/NAME.py` and one `DrafterSpec` below (CONTRIBUTING.md shows a whole one).
+To add a drafter, write `slipstream/drafters/NAME.py` and one `DrafterSpec` below (CONTRIBUTING.md has a full example).
 The module holds a dataclass `...Config(Strict)` with the options, whose docstring explains them to users; a class with
 the members of `core.drafter.Drafter`; and `make(target, **options)`, which gets what the drafter needs under the
 keyword that `Needs` names. The first paragraph of the module's docstring is what `slipstream drafters` prints. A
-drafter that cannot be made from a target alone needs a line in `MAKERS` of `tests/drafters/makers.py`, with a small
-one.
+drafter that needs more than a target also needs a line in `MAKERS` of `tests/drafters/makers.py`, which makes a small
+one for the tests.
 
 Some drafters need more: `heads.recognition.recognise` has to recognise a new kind of draft head; a drafter that is
 trained here names its method of `training.methods` in `trained_by`; `measure/configs.py` lists names in other programs.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Needs(Enum):
-    """What a drafter may need besides the target, in the words that `slipstream drafters` prints."""
+    """Says what a drafter may need besides the target, in the words that `slipstream drafters` prints."""
 
     NOTHING = "nothing"
     DRAFT_MODEL = "a draft model"
@@ -47,7 +47,7 @@ class DrafterSpec:
 
     name        name on the command line, in `LLM(draft=...)`, and in results.
     needs       what the drafter needs besides the target.
-    length      draft tokens a step (K) on the command line if the user gives no number. A lookup costs nothing, and
+    length      draft tokens per step (K) on the command line if the user gives no number. A lookup costs nothing, and
                 repetitions in text are long, so lookups draft more.
     lookup      whether the drafter finds its draft tokens in text, so that proposing is free (`core.drafter.Lookup`).
     tuned       whether `slipstream tune` tries the drafter if the user names none.
@@ -81,14 +81,14 @@ class DrafterSpec:
 
     @property
     def weightless(self) -> bool:
-        """Return whether the drafter holds only text that it has seen. Such a drafter is created anew for each timed
+        """Return whether the drafter holds only text that it has seen. Such a drafter is created again for each timed
         pass, so that it cannot repeat the text of the pass before."""
         return self.needs is Needs.NOTHING and self.length > 0
 
     def refusal(self, kind: Kind) -> str:
         """Say why a target of this kind cannot use this drafter; "" if it can."""
         if self.needs is Needs.EARLY_EXIT and not kind.early_exit:
-            return "its layers cannot be run apart"
+            return "its layers cannot be run separately"
         if self.needs in (Needs.DRAFT_HEAD, Needs.MTP_LAYERS) and not kind.heads:
             return "it offers no hidden states"
         return ""
@@ -115,7 +115,8 @@ DRAFTERS: dict[str, DrafterSpec] = {
 
 
 def limit_chosen(name: str) -> int:
-    """Return the longest draft with chosen lengths (`K=auto`), for a drafter of this name, or a stack of several."""
+    """Return the largest draft length that the engine may choose (`K=auto`) for the drafter, or stack of drafters, of
+    this name."""
     spec = DRAFTERS.get("hybrid" if "," in name else name)
     if spec is None:
         return 8

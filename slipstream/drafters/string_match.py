@@ -2,12 +2,12 @@
 tokens (string-level exact match: Timor et al. 2502.05202, algorithm 2).
 
 The draft model writes with its whole vocabulary, so the two vocabularies need no common tokens. It always takes its
-most likely token, and draft tokens are point masses: at a temperature, fewer are accepted than if they were drawn from
-q, but the output stays exact. Every rule is exact for any draft.
+most likely token, and draft tokens are point masses: above temperature 0, fewer are accepted than if they were drawn
+from q, but the output stays exact. Every rule is exact for any draft.
 
     text  ... def add(a, b     draft model writes  ):  ⏎  ▁▁▁▁  ret  urn     target's tokens  ):⏎  ▁▁▁  ▁return
 
-The last of the target's tokens might change if the draft model went on, so the draft model writes one token more than
+The last of the target's tokens might change if the draft model continued, so the draft model writes one token more than
 is needed. An incomplete character at the end is not drafted. If the text itself ends within a character, the draft
 begins with the rest of its bytes.
 
@@ -38,8 +38,8 @@ log = logging.getLogger("slipstream")
 MOST_STEPS = 4
 """Largest number of the draft model's tokens for each of the target's tokens."""
 RESERVE = 64
-"""Room for draft tokens in the draft model's context. It is the same for every text, so that a text is read in the same
-way in every batch."""
+"""Room for draft tokens in the draft model's context. It is the same for every text, so that where reading restarts
+does not depend on the batch."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,8 @@ class StringDrafter(PrefixKeeper):
         return Draft.chains(chains, device=self.device)
 
     def _count_wanted(self, draft_length: int, target_length: int, budget: int) -> int:
-        """Return how many tokens the draft model writes for `budget` target tokens, by the text's lengths so far."""
+        """Return how many tokens the draft model writes for `budget` target tokens, from the text's length in both
+        kinds of tokens."""
         ratio = min(max(draft_length / target_length, 1 / MOST_STEPS), MOST_STEPS)
         return min(math.ceil(budget * ratio) + 1, self._reader.reserve)
 
@@ -194,8 +195,8 @@ class _Text:
 
 
 class Rereader:
-    """Keeps the draft model's sequences for texts in the target's tokens. When a text grows, or its last words are
-    split differently, the KV cache is kept up to the first id that differs.
+    """Keeps, for each text in the target's tokens, a sequence of the draft model's tokens. When a text grows, or its
+    last words are split differently, the KV cache is kept up to the first id that differs.
 
     reserve  number of the draft model's tokens that must fit into its context after every text.
     """

@@ -2,7 +2,8 @@
 
 A suffix tree holds every string of the text up to a depth, with the number of its occurrences. The drafter looks up the
 longest end of the text that occurred before. The draft is the text that followed, most frequent first (2411.04975,
-section 4). It ends where its tokens are not worth their rows (see `lookups`), so a longer match gives a longer draft.
+section 4). It ends where verifying a further token costs too much (see `lookups`), so longer matches give longer
+drafts.
 
     a b c y a b d z a b c w x a b        "a b" occurred 3 times before: twice c came next, once d
 
@@ -12,8 +13,8 @@ Each request has its own tree, over its prompt and its output. With `across` all
 outputs of finished requests. The draft comes from the tree with the higher expected number of accepted draft tokens.
 
 Every draft token is deterministic given the trees: a point mass. So q is None and the distribution of the output does
-not depend on the trees. With `across`, though, the text *sampled* for a given seed depends, like the speed, on earlier
-requests (except under the rule `coupled`; see `Engine.add`). Hence `across` is off by default.
+not depend on the trees. With `across`, the speed depends on earlier requests, and so does the text *sampled* for a
+given seed (except under the rule `coupled`; see `Engine.add`). Hence `across` is off by default.
 """
 
 from collections.abc import Iterator, Sequence as Seq
@@ -35,7 +36,7 @@ class SuffixConfig(Strict):
     """max_depth    longest string in the tree, in tokens; matches are shorter. Deeper draft tokens copy one occurrence.
     min_match    shortest match to draft from.
     row_cost     cost of verifying one more row, as a share of a step. Draft tokens with a lower acceptance probability
-                 are left out. 0: no limit. With chosen draft lengths, the measured cost is used instead.
+                 are left out. 0: no limit. If the engine chooses draft lengths, the measured cost is used instead.
     max_tokens   largest number of tokens remembered for one request, in two generations: when the younger holds half of
                  them, the older is forgotten. A token costs at most 0.15 kB (one leaf and one inner node).
     across       also remember the outputs of finished requests, for all requests.
@@ -74,7 +75,7 @@ def follow(tree: SuffixTree, match: int, place: Node | int, of_request: bool) ->
             i = at + (where.base if isinstance(where, Node) else where)
             if i >= len(text) and not of_request:
                 return
-            token = text[i] if i < len(text) else tokens[i - len(text)]  # at the end: copy from the draft
+            token = text[i] if i < len(text) else tokens[i - len(text)]  # after the text, copy from the draft
         if token == END:
             return
         at += 1

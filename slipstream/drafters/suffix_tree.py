@@ -1,7 +1,7 @@
 """`SuffixTree`: counts every string in a text while the text grows at its end.
 
-    text: a b a c a b      root ─┬─ a (3) ─┬─ b ...  (twice: an inner node once it goes on in two ways)
-                                 │         └─ c ...  (once: just its place in the text)
+    text: a b a c a b      root ─┬─ a (3) ─┬─ b ...  (twice: becomes an inner node if it continues in two ways)
+                                 │         └─ c ...  (once: only its position in the text)
                                  ├─ b ...
                                  └─ c ...
 

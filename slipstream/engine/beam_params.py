@@ -9,17 +9,17 @@ from slipstream.errors import ParameterError
 NEVER = "never"
 
 STEEPEST = 16.0
-"""Greatest length penalty: for the longest texts, length ** penalty is still a finite number."""
+"""Greatest length penalty. With it, length ** penalty is still a finite number for the longest texts."""
 
 
 @dataclass(frozen=True)
 class BeamParams(Strict):
-    """The parameters of a beam search, with the names and defaults of transformers' `generate` if it has the parameter.
+    """The parameters of a beam search. The names in parentheses are parameters of transformers' `generate`.
 
     beams           number of texts that are continued at a time (`num_beams`); at least 2.
     n               how many texts are returned, best first (`num_return_sequences`); at most `beams`.
-    length_penalty  log-probabilities are divided by length ** length_penalty, in [-16, 16]: above 0 favours long texts,
-                    below 0 short texts.
+    length_penalty  log-probabilities are divided by length ** length_penalty, in [-16, 16]: a penalty above 0 favours
+                    long texts, below 0 short texts.
     early_stopping  True: the search ends as soon as `beams` texts are finished. False: when the best running text, at
                     its present length, would score no better than the worst finished one. "never": when no running text
                     could score better at any length.

@@ -1,7 +1,7 @@
-"""`BeamSearch`: runs the beams of several prompts over one target, all in one forward pass a step.
+"""`BeamSearch`: runs the beams of several prompts over one target, with one forward pass per step for all of them.
 
-If two beams continue the same text, its sequence is forked: both share the KV blocks until one of them writes to a
-block. So a prompt is read once for all its beams, and no token is computed twice.
+If two beams continue the same text, its sequence is forked: the two sequences share KV blocks until one of them writes
+to a block. So a prompt is read once for all its beams, and no token is computed twice.
 """
 
 from collections import deque
@@ -42,7 +42,8 @@ class Search:
 
 
 class BeamSearch:
-    """max_batch: largest number of prompts in a step, each with all its beams; more wait. lock: see `Engine`.
+    """max_batch: largest number of prompts in a step, each with all its beams; further prompts wait. lock: see
+    `Engine`.
 
     Raises ParameterError for a target whose sequences cannot be forked."""
 
@@ -119,7 +120,7 @@ class BeamSearch:
     def _fork_sequence(self, search: Search, seq: Sequence) -> Sequence:
         """Return another sequence with the same tokens, all of which have KV."""
         child = seq.copy_for(seq.context)
-        search.cached.add(child.id)  # before forking: after an interrupt, its blocks must be freed
+        search.cached.add(child.id)  # before forking, so that an interrupt leaves no blocks behind
         self._fork(seq.id, child.id, len(seq.tokens))
         return child
 

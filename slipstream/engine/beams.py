@@ -2,16 +2,15 @@
 
     beams = Beams(BeamParams(beams=4), stop_ids, most=64)
     while not beams.done:
-                parents = beams.advance(logits)     logits after each running text -> the parent of each next running
-                text
+        parents = beams.advance(logits)     logits after each running text -> parent of each next running text
     beams.best()
 
 The search decides as transformers does (`GenerationMixin._beam_search`), with log-probabilities in float64. Each step
 continues the running texts by every token, and takes the `keep` continuations with the greatest log-probability. A
 continuation that ends (stop id, or `most` tokens) is finished if it is among the first `beams`; the first `beams` of
-the others run on. `keep` is (1 + stop ids) * beams, so that enough of them do not end. The score of a finished text is
-its log-probability over length ** length_penalty; the best `beams` finished texts are kept, and the search ends as
-`early_stopping` says.
+the others run on. `keep` is (1 + stop ids) * beams, so that at least `beams` of them do not end. The score of a
+finished text is its log-probability divided by length ** length_penalty. The best `beams` finished texts are kept, and
+the search ends as `early_stopping` says.
 
 Beam search drafts nothing: see docs/commands.md for why.
 """
@@ -75,7 +74,7 @@ class Beams:
     def advance(self, logits: Tensor) -> list[int]:
         """Take one step. logits: [R, V], after each running text. Returns, for each new running text, the index of the
         text that it continues. Raises TargetError if no continuation has a probability."""
-        length = len(self.running[0].output) + 1  # of the continuations
+        length = len(self.running[0].output) + 1  # length of the continuations
         values, places = self._most_probable(logits, no_stop=length <= self.params.min_tokens)
         going: list[LiveBeam] = []
         parents: list[int] = []
@@ -123,7 +122,7 @@ class Beams:
         del self.finished[self.params.beams :]
 
     def _is_final(self, length: int) -> bool:
-        """Return whether a full list of finished texts is final: no running text may replace one."""
+        """Return whether a full list of finished texts is final: no running text may still replace a finished one."""
         how, penalty = self.params.early_stopping, self.params.length_penalty
         if how is True:
             return True

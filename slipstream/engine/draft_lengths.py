@@ -1,4 +1,4 @@
-"""`DraftLengths` chooses how many draft tokens each request of a batch gets, from times and gains of past steps.
+"""`DraftLengths` chooses a draft length for each request of a batch, from the times and gains of past steps.
 
 A step with the draft lengths k_1..k_B yields B + sum of S_b(j), j <= k_b, expected tokens, where S_b(j) is the
 probability that request b accepts its first j draft tokens. The step takes the time of drafting max(k_b) levels and of
@@ -8,23 +8,25 @@ section 4, with a length for each request). Length 0 for all is plain decoding. 
 over plain decoding is below 1 (after a trial: below 1 + `MARGIN`).
 
 `LengthsFromPrices` is for drafters that end their drafts themselves, because they know more about a draft than past
-acceptance shows. This policy gives them the cost of rows, and allows the longest draft. It pauses while the account of
-`Trials` is overdrawn, and not by a predicted gain: only parts of a text are copies, and other steps draft nothing.
+acceptance shows. This policy tells them the cost of rows, and allows the longest draft. It pauses while the balance of
+`Trials` is negative. A predicted gain is no use here: lookups, for example, draft only where a text repeats itself.
 
-Both policies time plain steps and drafts in turns, and pause as `Trials` says:
+Both policies alternate timed plain steps with drafts, and pause when `Trials` says so:
 
     ┌───────┐ one step  ┌───────┐ ────────── timed ───────────────────────────▶ ┌──────┐
     │ FIRST │ ────────▶ │ PLAIN │                                               │ BEST │
     └───────┘           └───────┘ ◀─ one step of a trial, RENEW others, pause ─ └──────┘
 
-Nothing is measured beforehand. S is learned from each request's own steps, starting from the rates of earlier requests
-(`Survival`). Costs are learned from ratios of neighbouring steps, so another process on the machine does not distort
-them (`StepTimes`). The cost of a number of rows that was never timed is estimated from its neighbours, and in a mixture
-of experts from the number of experts that it is expected to read. Prompts must be read anyway, so the time of their
-rows is not a cost of drafts (see `StepCosts.shares`). On a busy server nearly every step has such rows.
+Nothing is measured beforehand. The probabilities S are learned from each request's own steps, starting from the rates
+of earlier requests (`Survival`). Costs are learned from ratios of neighbouring steps, so another process on the machine
+does not distort them (`StepTimes`). If a number of rows was never timed, its cost is estimated from neighbouring
+numbers; for a mixture of experts, also from the number of experts that a pass is expected to read. Prompts must be read
+anyway, so the time of their rows is not a cost of drafts (see `StepCosts.shares`). On a busy server nearly every step
+has such rows.
 
 Lengths depend on past steps only, never on the random numbers of the present step (see `Engine.add`), so every output
-distribution is unchanged. But lengths depend on times: under `rejection` a seed repeats a text only with fixed lengths.
+distribution is unchanged. But lengths depend on times, so under `rejection` a seed repeats a text only with fixed
+lengths.
 """
 
 from abc import ABC, abstractmethod
@@ -44,39 +46,42 @@ from slipstream.engine.timed_step import Step
 FIRST = 1
 """Largest draft length of the first steps that draft, when nothing is known yet."""
 SHORT_CONTEXT, CHANGE = 512, 64
-"""Rows cost more after long texts, so costs are kept apart for texts below this many tokens, below twice as many, and
-so on. After a change to other costs, their age grows by this many steps."""
+"""Rows cost more in longer texts. So costs are learned separately for texts below this many tokens, below twice as
+many, and so on. When the policy switches to other costs, these count as this many steps older."""
 MARGIN = 0.02
-"""Least predicted gain over plain decoding, as a share of its speed: about as much as a trial may cost."""
+"""Smallest predicted gain with which drafting continues after a trial: 0.02 is 2 % faster than plain decoding, and
+about the cost of trials."""
 RENEW = 96
-"""Largest number of drafting steps before a plain step is timed again; at first there are fewer."""
+"""Largest number of drafting steps before a plain step is timed again. The number begins with 1 and grows to this."""
 UNSURE = 16
 """Number of drafting steps before a plain step is timed again, while the cost of a plain step is doubtful."""
 PATIENCE = 8
-"""A step in which a drafter catches up with the text does not count for the time of drafting, except after this many
-such steps in a row: then the texts are so short that catching up is the usual case."""
+"""Steps in which a drafter catches up with the text are left out of the time of drafting. After this many such steps in
+a row they count: the texts are then so short that catching up is the usual case."""
 LEARN_LAST = 16
-"""Plain tokens per request at the end of a pause whose times are learned: the next trial is compared with them."""
+"""The last plain tokens of a pause, per request, whose times are learned. The next trial is compared with these
+times."""
 
 RelativeCost: TypeAlias = Callable[[int], float]
 
 
 class LengthPolicy(ABC):
-    """Chooses lengths in the turns drawn above. keep: steps for which a choice is used while no request joins or
-    leaves, because choosing takes 0.1 ms. relative_cost: see `StepCosts`."""
+    """Chooses lengths, in the turns that the drawing above shows. keep: steps for which a choice is used while no
+    request joins or leaves, because choosing takes 0.1 ms. relative_cost: see `StepCosts`."""
 
     keep: int
 
     def __init__(self, trials: Trials, gains: Gains, relative_cost: RelativeCost | None):
         self.costs, self.trials, self.gains = StepCosts(relative_cost), trials, gains
-        self._shared = {id(relative_cost): relative_cost}  # not copied with costs: the target keeps learning it
-        self._costs_by_context = {0: self.costs}  # by length class of the texts
+        # The target updates this function, so all copies of the costs use the same one.
+        self._shared = {id(relative_cost): relative_cost}
+        self._costs_by_context = {0: self.costs}  # by length class of the texts (see `SHORT_CONTEXT`)
         # Ids of the requests, their lengths, and for how many steps these lengths were used.
         self._choice: tuple[tuple[int, ...], list[int], int] = ((), [], 0)
         self._drafted, self._renew = 0, 1  # drafting steps since the last plain step; their limit
         self._is_compared = False  # whether a plain step was timed
         self._late = 0  # steps in a row in which a drafter caught up
-        self._owed = 0.0  # cost of the drafter outside of drafts, while no step is timed
+        self._owed = 0.0  # cost of the drafter's other work since the last timed step
 
     def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, context: int = 0) -> list[Budget]:
         """Choose a budget for the draft of each request, at most as deep as its limit. For `prompt_rows` and `context`
@@ -86,7 +91,8 @@ class LengthPolicy(ABC):
         return [replace(self.costs.price, depth=length) for length in lengths]
 
     def _use_costs(self, context: int) -> None:
-        """Switch to the costs for texts of this length. At first they are a copy of the costs of the nearest length."""
+        """Switch to the costs for texts of this length. At first these are a copy of the costs for the nearest
+        length."""
         kind = (context // SHORT_CONTEXT).bit_length()
         if self._costs_by_context.get(kind) is not self.costs:
             near = min(self._costs_by_context, key=lambda known: abs(known - kind))
@@ -153,14 +159,14 @@ class LengthPolicy(ABC):
         return
 
     def _learn_draft(self, step: Step, draft: float) -> None:
-        """Learn from a step that drafted. draft: cost of drafting."""
+        """Learn from a step that drafted. draft: its cost of drafting."""
         self._drafted += 1
         if self._drafted == UNSURE and not self.costs.forward.is_timed(len(step.ids)):
             self._drafted = RENEW
         count, accepted = len(step.ids), sum(step.accepted)
         forward, plain = map(self.costs.forward.of, (count + sum(step.nodes), count))
         self._late = self._late + 1 if step.catching_up else 0
-        if 0 < self._late <= PATIENCE:  # reading a long prompt, not a slow machine
+        if 0 < self._late <= PATIENCE:  # the drafter reads a long prompt; the machine is not slow
             self.trials.add(1 + accepted / count - (draft + forward) / plain, is_bounded=False)
             return
         if self.trials.count_draft():
@@ -181,7 +187,7 @@ class LengthPolicy(ABC):
 
 
 class LengthsFromRates(LengthPolicy):
-    """Chooses lengths by the acceptance rates of each request. most: longest draft. prior: assumed acceptance rate
+    """Chooses lengths by the acceptance rates of each request. most: largest length. prior: assumed acceptance rate
     before any draft token was verified."""
 
     keep = 4
@@ -234,7 +240,7 @@ class LengthsFromRates(LengthPolicy):
 
 
 class LengthsFromPrices(LengthPolicy):
-    """Gives the longest draft, and the price of rows, to a drafter that ends its drafts itself."""
+    """Tells a drafter that ends its drafts itself the price of rows, and allows it the longest draft."""
 
     keep = 16
 
@@ -252,7 +258,7 @@ class LengthsFromPrices(LengthPolicy):
 
 
 class DraftLengths:
-    """Keeps the policy for draft lengths while engines come and go.
+    """Keeps the policy for draft lengths, with what it has learned, from one engine to the next.
 
     most   longest draft.
     prior  assumed acceptance rate before any draft token was verified.

@@ -13,7 +13,7 @@
         └──────────────────────▶ │ RESTING │
              they do not pay     └─────────┘
 
-The account is in plain steps. It begins with `SAVED_FIRST`. Each drafting step adds its gain, up to `MOST_SAVED`, or
+The balance is in plain steps. It begins with `SAVED_FIRST`. Each drafting step adds its gain, up to `MOST_SAVED`, or
 subtracts its loss. Each plain step of a pause adds `TRIAL_SHARE`. A trial is paid for if the balance is not negative.
 """
 
@@ -28,9 +28,10 @@ log = logging.getLogger("slipstream")
 TRIAL_STEPS = 3
 """Number of drafting steps before drafting may pause (again)."""
 TRIAL_SHARE = 0.0035
-"""Cost that trials may have, as a share of plain decoding: the shortest pause is the trial's cost over this share."""
+"""Time that trials may cost, divided by the time of plain decoding. A pause is at least as long as the trial's cost
+divided by this number."""
 SAVED_FIRST, MOST_SAVED = 16.0, 16.0
-"""The first balance of the account, and its upper bound, in plain steps."""
+"""The first balance, and its upper bound, in plain steps."""
 LONGEST_REST = 4096
 """Length of the longest pause, in tokens per request."""
 
@@ -53,8 +54,8 @@ class Trials:
 
     def __init__(self, first_pause: int, look: float = 0.0, most_debt: float = math.inf):
         self.first_pause, self.look, self.most_debt = first_pause, look, most_debt
-        self.state, self.left = State.TRIAL, TRIAL_STEPS  # drafting steps left in the trial
-        self.pause, self.rest = first_pause, 0  # tokens: of a pause, and left in it
+        self.state, self.left = State.TRIAL, TRIAL_STEPS  # left: drafting steps that the trial still has
+        self.pause, self.rest = first_pause, 0  # tokens: of the next pause, and left in this one
         self.saved = SAVED_FIRST
 
     @property
@@ -87,7 +88,7 @@ class Trials:
             self.begin()
 
     def add(self, gained: float, is_bounded: bool = True) -> None:
-        """Add plain steps to the account. is_bounded: whether the debt stays within `most_debt`."""
+        """Add plain steps to the balance. is_bounded: whether the debt stays within `most_debt`."""
         least = min(self.saved, -self.most_debt) if is_bounded else -math.inf
         self.saved = min(MOST_SAVED, max(least, self.saved + gained))
 
@@ -101,8 +102,8 @@ class Trials:
 
 
 class Gains:
-    """Averages over drafting steps: tokens per request, and time in plain steps. cold: number of first steps to leave
-    out, because the drafter's weights are not in the processor's caches yet."""
+    """Averages the tokens per request of drafting steps, and their time, divided by the time of a plain step. cold:
+    number of first steps to leave out, because the drafter's weights are not in the processor's caches yet."""
 
     def __init__(self, cold: int) -> None:
         self.cold, self.steps = cold, 0
@@ -112,11 +113,13 @@ class Gains:
 
     @property
     def rate(self) -> float:
-        """Tokens of recent drafting steps over the plain steps that would take as long; 0 before the first."""
+        """Tokens of recent drafting steps, divided by the number of plain steps that take as long; 0 before the first
+        drafting step."""
         return self._tokens.value / max(SHORTEST, self._took.value)
 
     def add(self, requests: int, accepted: int, took: float) -> float | None:
-        """Add a drafting step. Return its gain in plain steps; None while the drafter is cold."""
+        """Add a drafting step. took: its time, in plain steps. Return its gain, in plain steps; None for the first
+        `cold` steps."""
         self.steps += 1
         self._turns, self._emitted = self._turns + requests, self._emitted + requests + accepted
         if self.steps <= self.cold:

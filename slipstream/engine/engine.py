@@ -40,21 +40,22 @@ from slipstream.engine.timed_step import TimedStep
 from slipstream.host.turns import Turns
 
 _nonces = itertools.count()
-"""Counts nonces for the whole process, because engines may share a drafter. Ordered, so that programs repeat texts."""
+"""Numbers the nonces of the process, because engines may share a drafter. The numbers ascend, so that a program that is
+run again gets the same texts."""
 
 MOST_ROWS = 512
 """Prompts are read in chunks of this many rows if no request decodes."""
 
 FEW_PROMPT_ROWS, PROMPT_ROWS = 32, 64
-"""Bounds of the prompt rows in a step in which requests decode; there are `ROWS_PER_TOKEN` rows for each such request.
-The requests wait for these rows. The fewer requests decode, the shorter is a step without prompts."""
+"""Bounds of the prompt rows in a step in which requests decode. Each such request allows `ROWS_PER_TOKEN` prompt rows,
+because requests wait for prompt rows, and a step of few requests is short without them."""
 
 ROWS_PER_TOKEN = 4
 
 
 @dataclass(eq=False)
 class Request:
-    """A sequence, and its largest number of draft tokens a step.
+    """A sequence, and its largest number of draft tokens per step.
 
     chosen     whether the engine's `DraftLengths` chooses the draft length; otherwise the length is `draft_tokens`.
     followed   whether the request drafted in the last step; if not, the drafter catches up before it drafts.
@@ -75,17 +76,17 @@ class Engine:
     """Decodes requests, several at a time.
 
     drafter       drafter of all requests; the engine wraps it in a `Guard`.
-    rule, draft_tokens  used for requests that name none (see `add`). `DraftLengths` instead of a number: lengths are
-    chosen in each step.
-    usual_draft_tokens  largest number of draft tokens for requests that name no number, if it is smaller.
-    forced_tokens  largest number of draft tokens a step that structured output forces. It is fixed, because such draft
-                   tokens are nearly certain.
-    max_batch     largest number of requests in a step; more wait.
+    rule, draft_tokens  values for requests that give none (see `add`). If `draft_tokens` is a `DraftLengths`, it
+                  chooses a length in each step.
+    usual_draft_tokens  upper bound of `draft_tokens` for requests that give no number.
+    forced_tokens  largest number of draft tokens per step that structured output forces. It is fixed, because such
+                   draft tokens are nearly certain.
+    max_batch     largest number of requests in a step; further requests wait.
     lock          held during each step: targets and drafters must not be used by two Python threads at once. Engines
                   that share a target share a lock.
     prompt_rows   largest number of prompt rows in a step in which requests decode; None: see `PROMPT_ROWS`.
-    prefix_cache  whether requests reuse the KV of an earlier text's common prefix, and leave their KV for later
-                  requests.
+    prefix_cache  whether requests reuse the KV of a prefix that they share with earlier requests, and leave their KV
+                  for later requests.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class Engine:
         self._requests: dict[int, Request] = {}  # waiting and running
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # in the order in which they joined
-        self._learning = 0.0  # seconds in which draft lengths learned from the last step
+        self._learning = 0.0  # seconds that learning from the last step took
 
     # --- requests ------------------------------------------------------------------------------------------------
 
@@ -184,7 +185,7 @@ class Engine:
             seqs, prompts = self._rows()
             aside = self.drafter.seconds
             forced = self._draft_forced(seqs)
-            self.drafter.seconds = aside  # drafts after forced tokens are not chosen
+            self.drafter.seconds = aside  # without lookups after forced tokens: their lengths are not chosen
             began = perf_counter() - self._learning
             budgets = self._choose_budgets(seqs, prompts, forced)
             if self._bounded is not None:
@@ -205,7 +206,7 @@ class Engine:
                 self.lengths.learn(timed.end(draft, draft=spent, rest=ended - began - spent, aside=aside))
                 self.drafter.seconds, self._learning = 0.0, perf_counter() - ended
             elif any(one.draft_tokens and not one.chosen for one in map(self._request, [*seqs, *prompts])):
-                self.drafter.seconds = 0.0  # not of chosen lengths
+                self.drafter.seconds = 0.0  # drafts of fixed lengths teach nothing about chosen lengths
             for seq, budget in zip(seqs, budgets, strict=True):
                 self._request(seq).followed = budget.depth > 0
             self.stats.steps += 1
@@ -262,7 +263,8 @@ class Engine:
 
     def _run_plainly(self, seqs: Seq[Sequence]) -> None:
         """Run a plain step that is timed. If the drafter needs hidden states that a call of several steps does not
-        return, the next step reads the same tokens again. Recurrent layers cannot, and take a single step."""
+        return, the next step reads the same tokens again. Recurrent layers cannot do that, so they take a single
+        step."""
         calls, runtime = self.target.capabilities.multi_step, self.target.capabilities.runtime
         loses = self.drafter.traits.taps and calls is not None and calls.steps_per_call > 1 and not calls.has_states
         rereads = loses and (runtime is None or runtime.rollback is None)
@@ -305,7 +307,7 @@ class Engine:
     ) -> TimedStep | None:
         """Make the timer of a step, from which draft lengths are learned. Returns None if a draft length in the step is
         fixed, or if no request may draft. Rows of forced tokens count as prompt rows, which run anyway."""
-        # The first step of a text that answers a source also reads the source.
+        # The first step of a sequence with a source also runs the encoder, so it is not timed.
         if any(source_of(seq) and seq.kv_len == 0 for seq in (*seqs, *prompts)):
             return None
         decoding = [b for b, seq in enumerate(seqs) if _decodes(seq) and seq.id not in forced]

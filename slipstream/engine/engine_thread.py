@@ -57,7 +57,7 @@ class EngineThread:
     def __init__(self, engine: Engine, prepare: Callable[[RequestSpec], Prepared], deliver: Callable[[Report], None]):
         self.engine = engine
         self.dead: Exception | None = None
-        """Error for which no request can be decoded any more; None while the engine works."""
+        """The error after which no request can be decoded any more; None while the engine works."""
         self._prepare, self._deliver = prepare, deliver
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._wanted: set[int] = set()  # submitted, and neither aborted nor ended
@@ -215,8 +215,8 @@ class EngineThread:
 
 
 def kv_blocks(target: Target, max_batch: int) -> tuple[int, int] | None:
-    """Return the tokens in a block of the KV cache, and its number of blocks; for a cache that grows, the blocks that
-    `max_batch` requests of the full context need. None if each sequence has its own cache."""
+    """Return (tokens in a block of the KV cache, number of blocks). For a cache that grows, the second is the number of
+    blocks that `max_batch` requests of full context length need. Return None if each sequence has its own cache."""
     memory = target.capabilities.memory
     return None if memory is None else (memory.block, memory.capacity or max_batch * -(-target.context // memory.block))
 

@@ -34,7 +34,7 @@ class Update:
 
     key         key of the request, as it was given to `EngineThread.submit`.
     ids         new output tokens. drafted, proposers (see `Sequence`) and logprobs (None unless asked for) have one
-                entry for each.
+                entry for each of these tokens.
     finish      "stop" or "length" in the last update, else None; `stop_cause` and `stats` come with it.
     error       the error that ended the request; the other fields are then empty.
     started     when the request's first step began, in seconds of `time.monotonic`; ended: when this step ended.

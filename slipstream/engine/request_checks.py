@@ -19,7 +19,8 @@ from slipstream.errors import OTHER_NAMES, ParameterError, PromptError, did_you_
 from slipstream.tokens.tokenizer import Tokenizer
 
 MOST_PREDICTED = 1 << 19
-"""Most characters of a prediction at a server; they are rarely more tokens than a suffix tree remembers (131,072)."""
+"""Largest number of characters of a prediction at a server. These are rarely more tokens than a suffix tree remembers
+(131,072)."""
 
 Prompt = str | Seq[int]
 Message = Mapping[str, Any]

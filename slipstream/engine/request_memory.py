@@ -1,4 +1,5 @@
-"""Fits requests into the target's KV cache, and shares KV between texts with the same beginning (`SharedPrefixes`)."""
+"""Fits requests into the target's KV cache, and shares KV between requests with the same first tokens
+(`SharedPrefixes`)."""
 
 from collections.abc import Callable, Iterable, Sequence as Seq
 
@@ -41,8 +42,8 @@ def fit_lengths(
     prompts: Seq[Sequence],
     most_nodes: Callable[[int], int],
 ) -> list[int] | None:
-    """Return the wanted draft lengths, or shorter ones, so that a step fits into the KV cache; None if the step does
-    not fit even without drafts.
+    """Return the wanted draft lengths, or shorter lengths, so that a step fits into the KV cache. Return None if the
+    step does not fit even without drafts.
 
     prompts     sequences that read a chunk of their prompt in the same step.
     most_nodes  largest number of draft tokens of a sequence at a draft length. The size of a tree may depend on drawn
@@ -63,9 +64,10 @@ def slots(seq: Sequence, drafted: int) -> tuple[int, int, int]:
 
 
 class SharedPrefixes:
-    """memory: the KV cache; None if nothing is shared. drafter: the engine's drafter.
+    """The prefix cache of an engine. memory: the KV cache; None if nothing is shared. drafter: the engine's drafter.
 
-    queries  prompt tokens that were looked up; hits: prompt tokens that were found.
+    queries  number of prompt tokens that were looked up in the cache. hits: number of prompt tokens that were found
+             there.
     """
 
     def __init__(self, memory: Memory | None, drafter: Guard):
@@ -73,7 +75,8 @@ class SharedPrefixes:
         self.queries = self.hits = 0
 
     def begin(self, seq: Sequence, drafts: bool, again: bool) -> None:
-        """Give a request the KV of an earlier text with the same beginning; the last token is always read.
+        """Let a request begin with the cached KV of an earlier request with the same first tokens. The last token of
+        the prompt is always run again.
 
         drafts  whether the drafter drafts for the request, so that its state must begin at the same token.
         again   whether the request was preempted. It then finds its own KV, which does not count as a hit.

@@ -11,12 +11,13 @@ from slipstream.engine.step_history import SHORTEST, LevelCosts, Mean, StepTimes
 from slipstream.engine.timed_step import Step
 
 DRAW_COST = 0.05
-"""Assumed `Budget.draw_cost`. An EAGLE-3 head for SmolLM2 has 0.03 in 16 bits and 0.06 in 4 bits."""
+"""Assumed `Budget.draw_cost`. For an EAGLE-3 head for SmolLM2 it is 0.03 in 16 bits and 0.06 in 4 bits."""
 SAME = 1 / 8
-"""Forward passes with prompts are timed together if their numbers of rows differ by less than this share."""
+"""Forward passes with prompts count as having equally many rows if their numbers of rows differ by less than this
+share."""
 MORE_ROWS, CHEAPEST, DEAREST = 16, 0.05, 0.7
-"""Number of a request's rows that get a cost of their own, if they were timed; any further row costs their mean. Bounds
-of the cost, because the times may come from a moment in which the machine was slow."""
+"""Number of a request's rows with a price of their own, if so many were timed; further rows have the mean price. The
+other two bound the price, because the times may come from a moment in which the machine was slow."""
 
 
 class StepCosts:
@@ -34,8 +35,8 @@ class StepCosts:
         self._reading = Mean(16)  # drafter's cost of reading one prompt row
 
     def add(self, step: Step, drafter_reads: bool) -> None:
-        """Learn from the forward pass of a step, and from the prompts that it read. drafter_reads: whether the drafter
-        also read the prompts."""
+        """Learn the cost of a step's forward pass, and of reading its prompts. drafter_reads: whether the drafter also
+        read the prompts."""
         self._with_prompts.add(float(step.prompt_rows > 0))
         rows, drafts = _rows(step), any(step.lengths)
         self.forward.add(rows, step.rest / step.repeats)
@@ -43,14 +44,14 @@ class StepCosts:
             self._reading.add(step.draft / self.forward.moment / step.read)
 
     def of_drafting(self, step: Step) -> tuple[float, float]:
-        """Return the cost of drafting in the last step, and the cost of the drafter's other work since the previous
-        step that was learned from, such as reading prompts."""
+        """Return the cost of drafting in this step, and the cost of the drafter's other work, such as reading prompts,
+        since the previous step from which costs were learned."""
         seconds, aside = step.draft / self.forward.moment, step.aside / self.forward.moment
         draft = max(0.0, seconds - step.read * self._reading.value) if any(step.lengths) else 0.0
         return draft, aside + seconds - draft
 
     def add_drafting(self, requests: int, levels: int, cost: float) -> float:
-        """Add the cost of drafting this number of levels. Return the usual cost of this number."""
+        """Add the cost of drafting `levels` levels. Return the usual cost of this number of levels."""
         table = self.drafting.setdefault(requests, LevelCosts())
         table.add(levels, cost)
         return table.of(levels)
@@ -60,9 +61,9 @@ class StepCosts:
         return self.drafting[min(self.drafting, key=lambda known: abs(known - requests))]
 
     def shares(self, requests: int, prompt_rows: int) -> tuple[float, float]:
-        """Split the seconds of a step with these prompt rows and the pending tokens of these requests: (seconds for
-        prompts, seconds for tokens). If every step reads prompts, their share is the time of a step with prompts alone.
-        If few steps do, it is the time by which prompts lengthen a step."""
+        """Split the seconds of a step with these prompt rows and the pending tokens of these requests into (seconds for
+        prompts, seconds for tokens). If every step reads prompts, the prompts' part is the time of a step with prompts
+        alone. If few steps do, it is the time by which prompts make a step longer."""
         if not prompt_rows:
             return 0.0, self.forward.at(requests)
         prompts, tokens, together = map(self.forward.at, (prompt_rows, requests, requests + prompt_rows))
@@ -79,10 +80,10 @@ class StepCosts:
         timed = min(MORE_ROWS, max(1, (self.forward.most - requests) // requests))
         times = self.forward.estimate(requests * np.arange(1, timed + 2))
         usual = (times[-1] - times[0]) / timed
-        each = np.append((np.diff(times) + usual) / 2, usual)  # differences of medians are noisy
+        each = np.append((np.diff(times) + usual) / 2, usual)  # averaged, because differences of medians are noisy
         speed, draw = max(1.0, gain) / max(SHORTEST, self.forward.at(requests)), self.price.draw_cost
         levels = self.levels(requests)
-        if len(levels.known()) > 2 and levels.most > 1:  # 0 levels, and two other numbers
+        if len(levels.known()) > 2 and levels.most > 1:  # known for 0 levels, and for two other numbers
             draw = min(DEAREST, speed * (levels.at(levels.most) - levels.at(1)) / (levels.most - 1))
         self.price = Budget(0, tuple(np.clip(each * speed, CHEAPEST, DEAREST).tolist()), draw)
 

@@ -9,26 +9,28 @@ from collections.abc import Callable, Sequence as Seq
 import numpy as np
 
 SHORTEST = 1e-9
-"""Least seconds of a step, whatever estimates and the clock say."""
+"""Smallest number of seconds of a step, even if an estimate or the clock gives less."""
 
 SPREAD = 0.1
-"""Usual error of the logarithm of a time. Doubts are variances in units of this error's square."""
+"""Usual error of the logarithm of a time. A "doubt" is the variance of such a logarithm, divided by the square of this
+error."""
 OUTLIER = 3.0
 """A larger error counts as this many standard deviations: another process had the processor."""
 CALM, FORGETS = 0.05, 1 / 1024
-"""Growth of doubts with every step: of the machine's slowness factor while it is calm, and of the cost of a number."""
+"""Growth of two doubts at every step: of the machine's slowness factor while it changes little, and of a number's
+cost."""
 UNKNOWN, TIMED, SURE = 25.0, 0.6, 0.4
-"""Doubt of a number before its first step; greatest doubt of a number that counts as timed (see `CostLine`); and
-greatest doubt, relative to the last step, in `is_timed`."""
+"""Doubt of a cost before the first step with its number; greatest doubt with which a number counts as timed (see
+`CostLine`); and greatest doubt, relative to the last step, in `is_timed`."""
 FEW = 3
-"""Number of samples from which a number of levels counts as timed."""
+"""A number of levels counts as timed from this many samples on."""
 EXPECTED = (*range(1, 33), 40, 48, 64, 96, 128)
-"""Numbers whose costs are estimated from the expected shape of costs, if they were not timed."""
+"""If these numbers were not timed, their costs are estimated from the expected shape of costs."""
 APART = 1e-9
 """Added to the expected cost for each further row, so that no two numbers have the same expected cost."""
 
 FADE, FADE_ALL = 1 - 1 / 64, 1 - 1 / 512
-"""Share that the record of a request, and the record of all requests, keep at each drafting step."""
+"""Factors on the weights of the record of a request, and of the record of all requests, at each drafting step."""
 WEIGHT = 8.0
 """Weight of the rates of all requests in the estimate for one request, in draft tokens."""
 
@@ -45,8 +47,8 @@ class Mean:
 
 
 class CostLine(ABC):
-    """Estimates a cost by a number (of rows, of levels) from the known numbers. shape: number -> expected cost in any
-    unit; None: nothing is expected."""
+    """Estimates a cost by a number (of rows, or of levels) from numbers with known costs. shape: number -> expected
+    cost in any unit; None: no cost is expected."""
 
     def __init__(self, shape: Callable[[int], float] | None = None) -> None:
         self._shape = shape
@@ -62,17 +64,17 @@ class CostLine(ABC):
         return (self._line or self._draw_line())[0][-1]
 
     def estimate(self, numbers: np.ndarray) -> np.ndarray:
-        """Estimate the costs of these numbers. Between timed numbers: on a line that never falls. Beyond them: with
-        half the mean slope, so that numbers that look nearly as good are tried, and then timed. Below them: half of the
-        least cost, and a share of the other half. A number whose cost is doubtful or old counts as not timed: otherwise
-        one moment in which others had the processor would rule the number out for good."""
+        """Estimate the costs of these numbers. Between timed numbers the estimate is a line that never falls. Above
+        them it rises with half the mean slope, so that numbers that look nearly as good are tried, and then timed.
+        Below them it falls to half of the least cost. A number whose cost is doubtful or old counts as not timed.
+        Otherwise one moment in which other programs had the processor would rule the number out for good."""
         xs, ys, slope = self._line = self._line or self._draw_line()
         inside = np.interp(numbers, xs, ys)
         beyond = np.where(numbers > xs[-1], ys[-1] + slope / 2 * (numbers - xs[-1]), inside)
         return np.where(numbers < xs[0], ys[0] * (1 + numbers / max(1, xs[0])) / 2, beyond)
 
     def at(self, n: int) -> float:
-        """Estimate the cost of one number, as `estimate`, in a tenth of the time."""
+        """Estimate the cost of the number n, like `estimate` but ten times as fast."""
         xs, ys, slope = self._line = self._line or self._draw_line()
         i = bisect_right(xs, n) - 1
         if i < 0:
@@ -136,7 +138,7 @@ class StepTimes(CostLine):
 
     @property
     def moment(self) -> float:
-        """The moment's factor: measured time of a step over its cost."""
+        """The present slowness factor: measured time of a step over its cost."""
         return math.exp(self._logs[0])
 
     def known(self) -> dict[int, tuple[float, float]]:
@@ -167,7 +169,7 @@ class StepTimes(CostLine):
         doubts -= shared[:, None] * (shared / max(variance, (error / OUTLIER) ** 2))
 
     def of(self, n: int) -> float:
-        """Return the cost of a number if it was timed, in a tenth of the time of `at`; otherwise estimate it."""
+        """Return the cost of the number n if it was timed (ten times as fast as `at`); otherwise estimate the cost."""
         return math.exp(self._logs[self._places[n]]) if n in self._places else self.at(n)
 
     def is_timed(self, n: int) -> bool:
@@ -175,7 +177,7 @@ class StepTimes(CostLine):
         return n in self._places and self.known()[n][1] <= SURE
 
     def wait(self, steps: int) -> None:
-        """Count steps that were not timed, by which doubts grow."""
+        """Count steps that were not timed. Each of them adds to the doubts."""
         self._waited += steps
 
 
@@ -198,7 +200,7 @@ class LevelCosts(CostLine):
 
     def of(self, n: int) -> float:
         """Return the cost of a number of levels that was timed."""
-        some = self._costs[n]  # of two, the greater may have been slowed by others
+        some = self._costs[n]  # if there are few, other programs may have slowed the greater ones
         return sorted(some)[len(some) // 2] if len(some) >= FEW else min(some)
 
 
@@ -240,8 +242,7 @@ class Survival:
         return ((accepted + WEIGHT * usual) / (compared + WEIGHT)).cumprod(1)
 
     def width(self, ids: Seq[int]) -> float:
-        """Return verified draft tokens per token of the draft length, on average: above 1 for trees, below for
-        lookups."""
+        """Return the mean of verified draft tokens / draft length: above 1 for trees, below for lookups."""
         return float(self._width[[self._row(seq_id) for seq_id in ids]].mean())
 
     def forget(self, seq_id: int) -> None:

@@ -10,14 +10,21 @@ from slipstream.core.sequence import Sequence
 
 @dataclass
 class Step:
-    """Describes a finished step. `lengths`, `nodes` and `accepted` have an entry for each request: the length that it
-    was given, its number of draft tokens, and how many were accepted. draft, rest: seconds of drafting, and of
-    everything else, the choice of lengths included. aside: seconds in which the drafter read prompts, began requests
-    and ended them, since the previous step that was learned from. repeats: number of plain steps in this call.
-    catching_up: whether a drafter read text that it had not followed, such as a prompt; this takes the same time for
-    drafts of any length. prompt_rows: prompt rows in the forward pass, of requests not in `ids`. read_rows: prompt rows
-    that the drafter reads; None: all. drawn: the largest number of draft tokens that a model drew for a request (see
-    `Draft`). context: mean tokens per text before the step."""
+    """Describes a finished step.
+
+    lengths, nodes, accepted  for each request: the draft length that it was given, its number of draft tokens, and how
+                              many of them were accepted.
+    draft, rest  seconds of drafting, and of everything else, the choice of lengths included.
+    aside        seconds in which the drafter read prompts, began requests and ended them, since the previous step from
+                 which lengths were learned.
+    repeats      number of plain steps in this call.
+    catching_up  whether a drafter read text that it had not followed, such as a prompt. This takes the same time for
+                 drafts of any length.
+    prompt_rows  prompt rows in the forward pass, of requests not in `ids`.
+    read_rows    prompt rows that the drafter reads; None: all.
+    drawn        the largest number of draft tokens that a model drew for a request (see `Draft`).
+    context      mean tokens per text before the step.
+    """
 
     ids: Seq[int]
     lengths: Seq[int]

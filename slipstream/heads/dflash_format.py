@@ -1,11 +1,11 @@
 """Reads and writes checkpoints of DFlash and DSpark heads, and fits them to their target.
 
-config.json describes a Qwen3 with the head's layers. Its own keys are block_size, mask_token_id and target_layer_ids
-(0: the state after the first layer), in `dflash_config` or at the top. The package `speculators` has the Qwen3 inside
-`transformer_layer_config`, and counts layers in `aux_hidden_state_layer_ids` from 1. Tensors as
-`DFlashHead.state_dict`. Biases, the Markov head, an embedding and an output head are detected by their tensors.
-By default only layers with a window are causal. is_causal, causal (all layers) and sliding_window_non_causal change
-that, as in vLLM.
+config.json describes the head's layers as a Qwen3 model. Keys of the head are block_size, mask_token_id and
+target_layer_ids (0: the state after the first layer), in `dflash_config` or at the top. The package `speculators` puts
+the Qwen3 keys into `transformer_layer_config`, and counts layers in `aux_hidden_state_layer_ids` from 1. Tensors have
+the names of `DFlashHead.state_dict`. Biases, the Markov head, an embedding and an output head are detected by their
+tensors. By default only layers with a window are causal. The keys is_causal, causal (all layers) and
+sliding_window_non_causal change that, as in vLLM.
 """
 
 import re
@@ -52,7 +52,8 @@ def load_dflash(checkpoint: CheckpointName) -> DFlashHead:
     if "t2d" in tensors and bool(tensors["t2d"].all()):  # every id can be drafted
         tensors = {name: tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d")}
     head_config = _read_config({**object_of(config, "transformer_layer_config"), **config}, tensors, folder)
-    head = DFlashHead(head_config).to(torch.promote_types(tensors["fc.weight"].dtype, torch.float32))
+    with torch.device("meta"):  # else its weights would first be random numbers
+        head = DFlashHead(head_config).to(torch.promote_types(tensors["fc.weight"].dtype, torch.float32))
     if head_config.draft_vocab is not None:
         complete_maps(head_config.draft_vocab, head_config.decoder.vocab_size, tensors, folder)
     fill(head, tensors, opened, "DFlash")
@@ -67,7 +68,7 @@ def _read_config(config: JsonMapping, tensors: Mapping[str, Tensor], folder: Pat
         said.setdefault("target_layer_ids", [at - 1 for at in counted if type(at) is int])
     layers, mask, block = said.get("target_layer_ids"), said.get("mask_token_id"), said.get("block_size")
     dspark = markov is not None or config.get("speculators_model_type") == "dspark"
-    from_anchor = bool(said.get("sample_from_anchor", dspark))  # of DSpark the default, as in vLLM
+    from_anchor = bool(said.get("sample_from_anchor", dspark))  # the default for DSpark, as in vLLM
     least = 2 - from_anchor  # smallest block: last token and one mask; no mask if the last token's row predicts, too
     listed = isinstance(layers, list) and layers and all(type(at) is int and at >= 0 for at in layers)
     for name, value, right, what in (
@@ -83,7 +84,7 @@ def _read_config(config: JsonMapping, tensors: Mapping[str, Tensor], folder: Pat
             )
     windows = any(kind != "full_attention" for kind in config.get("layer_types") or ())
     flat = {"rope_theta": 1e6, **config, "model_type": "qwen3", "use_sliding_window": windows}  # theta as in vLLM
-    flat["is_causal"] = True  # `DFlashConfig` has it
+    flat["is_causal"] = True  # causality is in `DFlashConfig` instead
     decoder, causal = DecoderConfig.from_dict(flat), config.get("is_causal", nested.get("causal"))
     draft_vocab = count_of(config, "draft_vocab_size", len(tensors.get("d2t", ())) or decoder.vocab_size)
     reduced = draft_vocab < decoder.vocab_size
@@ -153,8 +154,8 @@ def save_dflash(
 
 
 def fit(head: DFlashHead, host: HeadHost) -> DFlashHead:
-    """Check that `head` was made for the target, and hand it the target's weights. Returns the head in the target's
-    dtype and on its device. Raises PairError with both values."""
+    """Check that `head` was made for the target, and let it use the target's weights. Returns the head in the target's
+    dtype and on its device. Raises PairError, which gives the head's value and the target's."""
     c, d, vocab = head.config, head.config.decoder.hidden_size, head.config.decoder.vocab_size
     strange = [tap - 1 for tap in c.taps if tap > host.layers]
     borrows, rows = not (c.own_embedding and c.own_lm_head), vocab if c.own_embedding else host.vocab_size

@@ -5,7 +5,7 @@ a block in one pass.
               each token of the text has one entry in the head's KV cache, and no query
     block     [last token, mask, mask, ...] from the last token's position on; each row sees the whole context and the
               whole block; a mask's output predicts the token at its own position
-    DSpark    (2607.05147) each row predicts the token after it, the last token's too, and a Markov head adds
+    DSpark    (2607.05147) each row, also the last token's, predicts the token after it; a Markov head adds
               markov_w2(markov_w1(token before)) to its logits, so a draft token depends on the one before it
 
 The layers are like Qwen3's. Embedding and output head are the target's. Attention is passed in, as in `eagle_head`.
@@ -31,15 +31,15 @@ class DFlashConfig(Strict):
     decoder        sizes and rope of the head's layers; its `vocab_size` is the target's.
     taps           target layers that the context is made of (see `TargetOut.hidden`).
     target_hidden  width of the target's hidden states.
-    block          rows of a block, the last token among them.
+    block          number of rows of a block, including the row of the last token.
     mask_token     id whose embedding stands for a token that is not known yet.
     target_layers  number of the target's layers; None: not known.
-    causal         in all layers, each row of a block sees only the rows before it; causal_windows: in layers with a
-                   window.
+    causal         True: in every layer, a row of a block sees only the rows before it. causal_windows: the same, but
+                   only in layers with a window.
     from_anchor    each row predicts the token after it, so the last token's row predicts the first draft token.
     markov_rank    width of the Markov head; 0: there is none.
     draft_vocab    number of ids that the head can draft, with its own output head; None: all.
-    own_embedding, own_lm_head  the checkpoint has its own; otherwise the target's is used.
+    own_embedding, own_lm_head  whether the checkpoint has this table; otherwise the target's is used.
     """
 
     decoder: DecoderConfig
@@ -95,7 +95,7 @@ class DFlashHead(nn.Module):
             self.lm_head = nn.Linear(c.hidden_size, ids, bias=False)
         if config.draft_vocab is not None:
             self.register_buffer("d2t", torch.zeros(ids, dtype=torch.int64))
-            self.register_buffer("t2d", torch.arange(c.vocab_size) < ids)
+            self.register_buffer("t2d", torch.arange(c.vocab_size, device="cpu") < ids)
         self._borrowed: tuple[Tensor | None, Tensor | None] = (None, None)
 
     def borrow(self, embedding: Tensor | None, lm_head: Tensor | None) -> DFlashHead:

@@ -58,7 +58,8 @@ def load_eagle(checkpoint: CheckpointName, layers: int | None = None) -> EagleHe
         if "mask_hidden" in tensors:
             tensors["mask_hidden"] = tensors["mask_hidden"].reshape(1, 1, -1)
     head_config = _read_config(kind, config, tensors, layers, folder)
-    head = EagleHead(head_config).to(torch.promote_types(tensors["fc.weight"].dtype, torch.float32))
+    with torch.device("meta"):  # else its weights would first be random numbers
+        head = EagleHead(head_config).to(torch.promote_types(tensors["fc.weight"].dtype, torch.float32))
     if head_config.version == 3:
         complete_maps(head_config.draft_vocab, head_config.decoder.vocab_size, tensors, folder)
     fill(head, tensors, opened, "EAGLE")
@@ -71,7 +72,7 @@ def _read_config(
     """Make the `EagleConfig` of a checkpoint from config.json and tensors."""
     nested = object_of(config, "eagle_config")
     flat = dict(object_of(config, "transformer_layer_config") or config)
-    # Layers of every family are Llama's but for biases and norms, detected by their tensors.
+    # The layers of every family equal Llama's, except for biases and norms, which are detected by their tensors.
     flat["model_type"] = "llama"
     _refuse_variants(nested, flat, folder)
     decoder = DecoderConfig.from_dict(flat)
@@ -82,7 +83,7 @@ def _read_config(
         o_bias=layer + "self_attn.o_proj.bias" in tensors,
         mlp_bias=layer + "mlp.up_proj.bias" in tensors,
         qk_norm=layer + "self_attn.q_norm.weight" in tensors,
-        mask_token=None,  # `EagleConfig` has it
+        mask_token=None,  # it is in `EagleConfig` instead
     )
     fc = tuple(tensors["fc.weight"].shape)  # [d, taps * target_hidden], or [d, d + target_hidden]
     d = decoder.hidden_size
@@ -118,7 +119,7 @@ def _read_parallel(
 ) -> tuple[int, int | None] | tuple[None, None]:
     """Return (mask token, number of draft tokens in training) of a parallel head (P-EAGLE); (None, None) for others."""
     peagle = config.get("speculators_model_type") == "peagle"
-    parallel = any(config.get(key) is not None for key in MASK_TOKENS[1:])  # the first is in other heads, too
+    parallel = any(config.get(key) is not None for key in MASK_TOKENS[1:])  # other heads may have the first key, too
     if not (peagle or parallel or config.get("parallel_drafting") or "mask_hidden" in tensors):
         return None, None
     token = next((config[key] for key in MASK_TOKENS if config.get(key) is not None), None)
@@ -212,7 +213,8 @@ def complete_maps(count: int, vocab: int, tensors: dict[str, Tensor], folder: Pa
 
 
 def fill(head: Any, tensors: Mapping[str, Tensor], checkpoint: Checkpoint, kind: str) -> None:
-    """Load the tensors into an EAGLE or DFlash head; none may be missing, unknown or of another shape."""
+    """Load the tensors into an EAGLE or DFlash head on the device "meta", which moves to the CPU; none may be missing,
+    unknown or of another shape."""
     wanted, folder = head.state_dict(), checkpoint.place
     missing, unknown = wanted.keys() - tensors.keys(), tensors.keys() - wanted.keys()
     if missing or unknown:
@@ -227,7 +229,7 @@ def fill(head: Any, tensors: Mapping[str, Tensor], checkpoint: Checkpoint, kind:
         if to.shape != tensors[name].shape:
             shape = tuple(tensors[name].shape)
             raise _explain_mismatch(f"{name} in {folder} has the shape {shape}, config.json says {tuple(to.shape)}")
-    head.load_state_dict(dict(tensors))
+    head.to_empty(device="cpu").load_state_dict(dict(tensors))
     head.in_8_bits = any(name.endswith(SCALE) for name in checkpoint.tensors)
 
 
@@ -236,8 +238,9 @@ def _explain_mismatch(what: str, fix: str = "take both from the same checkpoint"
 
 
 def fit(head: EagleHead, host: HeadHost) -> EagleHead:
-    """Check that `head` was made for the target, hand it the target's weights and drop draft ids that the target does
-    not have. Returns a head in the target's dtype and on its device. Raises PairError with both values."""
+    """Check that `head` was made for the target, let it use the target's weights, and drop draft ids that the target
+    does not have. Returns a head in the target's dtype and on its device. Raises PairError, which gives the head's
+    value and the target's."""
     c, borrows = head.config, not head.config.own_embedding
     strange = [tap for tap in c.taps if tap != -1 and not 0 <= tap <= host.layers]
     ids = f"the ids 0..{host.vocab_size - 1}"
@@ -247,12 +250,11 @@ def fit(head: EagleHead, host: HeadHost) -> EagleHead:
         (borrows and (c.mask_token or 0) >= host.vocab_size, f"the mask token {c.mask_token}", ids),
     )
     check_host(host, "EAGLE" if c.version == 1 else "EAGLE-3", c.target_hidden, c.decoder.vocab_size, further)
-    embedding = None if c.own_embedding else host.embedding()
     head = head.to(host.device, host.dtype)
     if c.version == 1:
-        tied = embedding is not None and host.tied
-        return head.borrow(embedding, embedding if tied else host.lm_head())
-    return _drop_padding(head, host.vocab_size).borrow(embedding)
+        output = host.lm_head()
+        return head.borrow(None if c.own_embedding else output if host.tied else host.embedding, output)
+    return _drop_padding(head, host.vocab_size).borrow(None if c.own_embedding else host.embedding)
 
 
 def _drop_padding(head: EagleHead, vocab_size: int) -> EagleHead:
@@ -279,8 +281,8 @@ def lay_out_native(head: EagleHead, target: str | None = None, maps: bool = Fals
 
     maps  True to write d2t and t2d even for a full vocabulary, for which vLLM refuses them.
 
-    config.json names norms and orders of computation only if they differ from the authors' head: SpecForge leaves out a
-    norm if `norm_output` is false.
+    config.json has keys for norms and orders of computation only if they differ from the authors' head, because
+    SpecForge leaves out a norm if it reads `norm_output` = false.
     """
     c = head.config
     qwen3 = c.version == 3 and c.decoder.qk_norm

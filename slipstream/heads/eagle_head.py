@@ -50,8 +50,9 @@ class EagleConfig(Strict):
     norm_before_residual  the residual stream starts from the normed feature, not the raw one.
     fc_norm, norm_output  the extra norms of EAGLE-3.1.
     norm_before_fc    one RMS norm over the joined taps before fc (the gpt-oss heads).
-    mask_token        id that the mask rows of a parallel head (P-EAGLE) embed; None: one token in each pass.
-    depths            most draft tokens that a parallel head was trained to predict in one pass; None: not known.
+    mask_token        id that the mask rows of a parallel head (P-EAGLE) embed; None: the head is not parallel.
+    depths            largest number of draft tokens that a parallel head was trained to predict in one pass; None: not
+                      known.
     """
 
     version: int
@@ -184,7 +185,7 @@ class EagleHead(nn.Module):
     """An EAGLE head. Its `state_dict` has the tensor names of published checkpoints.
 
     embedding [V, d] and, for version 1, lm_head [V, d] belong to the target and are not parameters of the head;
-    `borrow` sets them in `borrowed`. d2t is an *offset*: draft id i is target id i + d2t[i].
+    `borrow` sets them, `borrowed` returns them. d2t is an *offset*: draft id i is target id i + d2t[i].
     """
 
     d2t: Tensor  # int64 [draft_vocab]
@@ -208,21 +209,28 @@ class EagleHead(nn.Module):
             self.norm = Norm(c.hidden_size, c.norm_eps)
             self.lm_head = nn.Linear(c.hidden_size, config.draft_vocab, bias=False)
             self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.int64))
-            self.register_buffer("t2d", torch.arange(c.vocab_size) < config.draft_vocab)
+            self.register_buffer("t2d", torch.arange(c.vocab_size, device="cpu") < config.draft_vocab)
             if config.mask_token is not None:  # as in `speculators`
                 self.mask_hidden = nn.Parameter(torch.zeros(1, 1, taps * config.target_hidden))
         plain = range(0 if config.version == 1 else 1, c.layers)
         self.layers = nn.ModuleDict({str(i): PlainLayer(c, i == 0) for i in plain})
         if config.own_embedding:
             self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.borrowed: dict[str, Tensor] = {}
+        self._borrowed: dict[str, Tensor | Callable[[], Tensor]] = {}
 
-    def borrow(self, embedding: Tensor | None, lm_head: Tensor | None = None) -> EagleHead:
+    def borrow(self, embedding: Tensor | Callable[[], Tensor] | None, lm_head: Tensor | None = None) -> EagleHead:
         """Use the target's embedding [V, d] (None for a head that has its own) and, version 1, its lm_head [V, d];
-        returns self."""
+        returns self. A function is called when its embedding is first needed: kernels may have a table of their own."""
         lent = {"embedding": embedding, "lm_head": lm_head}
-        self.borrowed = {name: tensor for name, tensor in lent.items() if tensor is not None}
+        self._borrowed = {name: table for name, table in lent.items() if table is not None}
         return self
+
+    def borrowed(self, name: str) -> Tensor:
+        """Return the target's "embedding" or "lm_head"."""
+        table = self._borrowed[name]
+        if not isinstance(table, Tensor):
+            table = self._borrowed[name] = table()
+        return table
 
     def select_vocabulary(self, ids: Tensor) -> None:
         """Let the head draft only the target ids `ids` (int64 [draft_vocab], increasing)."""
@@ -243,7 +251,7 @@ class EagleHead(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return the embeddings [..., d] of tokens [...]."""
-        table = self.embed_tokens.weight if self.config.own_embedding else self.borrowed["embedding"]
+        table = self.embed_tokens.weight if self.config.own_embedding else self.borrowed("embedding")
         return F.embedding(tokens, table)
 
     def fuse(self, taps: list[Tensor]) -> Tensor:
@@ -276,7 +284,7 @@ class EagleHead(nn.Module):
     def logits(self, x: Tensor) -> Tensor:
         """Return logits [..., draft_vocab] of the second result of `forward`, [..., d]."""
         if self.config.version == 1:
-            return F.linear(x, self.borrowed["lm_head"])
+            return F.linear(x, self.borrowed("lm_head"))
         return self.lm_head(x)  # type: ignore[no-any-return]
 
 

@@ -7,7 +7,7 @@ output for the row before them; they serve one draft, and are then overwritten b
 Mask rows, of a parallel head, are true rows of the mask token with learned taps; they are overwritten, too. Rows are
 packed as in `executor.Batch`; `tokens` holds the token *after* each feature.
 
-A sequence of n tokens with known features has the true rows 0..n-2, and drafting starts from the last one. A DFlash
+A sequence of n tokens with known features has the true rows 0..n-2, and drafting starts from the last row. A DFlash
 head has the same rows; its block begins with token n - 1.
 """
 
@@ -37,7 +37,7 @@ CHUNK = 512
 
 
 class CachedHead(Protocol):
-    """A head with its own KV cache. config: has the configuration of the head's layers, `decoder`."""
+    """A head with its own KV cache. `config.decoder` is the configuration of the head's layers."""
 
     config: Any
     device: torch.device
@@ -132,7 +132,7 @@ class Rows:
         return self.todo[0]
 
     def note_run(self, count: int) -> None:
-        """Note that the first `count` pending rows are in the cache now."""
+        """Record that the first `count` pending rows are in the cache now."""
         rest = self.join()[count:].clone() if count < self.pending else None
         self.done, self.pending, self.todo = self.done + count, self.pending - count, [] if rest is None else [rest]
 
@@ -214,7 +214,7 @@ class HeadDrafter:
         )
 
     def note_run(self, seqs: Iterable[Sequence]) -> None:
-        """Note that the pending rows of these sequences are in the head's cache now."""
+        """Record that the pending rows of these sequences are in the head's cache now."""
         for seq in seqs:
             rows = self.rows[seq.id]
             rows.note_run(rows.pending)

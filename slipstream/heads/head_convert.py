@@ -52,11 +52,12 @@ def convert_head(
     """Write the head in a folder or hub repository to `folder` in the format `to`, in the dtype that it is stored in;
     "int8": matrices in 8 bits.
 
-    target  the target's checkpoint, if the head's config.json does not name it. Medusa heads may use its lm_head, an
-            EAGLE-3 head that does not name the layers it reads needs their number, and `speculators` names it.
+    target  the target's checkpoint, if the head's config.json does not name it. Medusa heads may need the target's
+            lm_head, an EAGLE-3 head that does not name the layers it reads needs the target's number of layers, and the
+            format `speculators` names the target.
 
-    Raises the family of `LoadError`, UnsupportedModelError for what the format cannot hold, and ParameterError if the
-    target is needed and not known.
+    Raises the family of `LoadError`, UnsupportedModelError for a head that the format cannot hold, and ParameterError
+    if the target is needed and not known.
     """
     wanted = "medusa" if to == "medusa" else "eagle3"
     source = Checkpoint.open(checkpoint, wanted)
@@ -129,7 +130,7 @@ def _check(c: EagleConfig, to: str, place: Path) -> None:
     for present, what, why in variants:
         if present:
             raise UnsupportedModelError(
-                f"the EAGLE-3 head in {place} {what}, which the format {to!r} cannot say", why=why,
+                f"the EAGLE-3 head in {place} {what}, which the format {to!r} cannot express", why=why,
                 fix=f"choose another format of {_FORMATS['eagle3']}, or train a head without it",
             )  # fmt: skip
 

@@ -118,7 +118,8 @@ def save_medusa(
 
 def fit(heads: MedusaHeads, host: HeadHost) -> MedusaHeads:
     """Check that the heads were made for the target, borrow the target's lm_head if they have none, and drop draft ids
-    that the target lacks. Returns heads in the target's dtype, on its device. Raises PairError with both values."""
+    that the target lacks. Returns heads in the target's dtype, on its device. Raises PairError, which gives the heads'
+    value and the target's."""
     c = heads.config
     check_host(host, "Medusa", c.hidden_size, c.vocab_size)
     known = torch.nonzero(heads.token_map < host.vocab_size)[:, 0]

@@ -121,7 +121,7 @@ class MedusaHeads(nn.Module):
         self.blocks = nn.Parameter(torch.zeros(c.layers, c.heads, c.hidden_size, c.hidden_size))
         self.biases = nn.Parameter(torch.zeros(c.layers, c.heads, c.hidden_size)) if c.bias else None
         self.lm_heads = nn.Parameter(torch.zeros(c.heads, c.width, c.hidden_size)) if c.own_lm_head else None
-        self.register_buffer("token_map", torch.arange(c.width))
+        self.register_buffer("token_map", torch.arange(c.width, device="cpu"))
         self.register_buffer("_borrowed", None, persistent=False)
 
     def borrow(self, lm_head: Tensor) -> MedusaHeads:

@@ -11,7 +11,8 @@ from slipstream.heads.mtp_names import FAMILIES as MTP_FAMILIES, check_stored, f
 
 def load_mtp_layer(target: Checkpoint) -> Weights:
     """Return the weights of the only MTP layer of a checkpoint, read on access; `config` describes the layer. Raises
-    the family of LoadError: another number of MTP layers than one, tensors missing, unknown or of another shape."""
+    the family of LoadError if there is not exactly one MTP layer, or if tensors are missing, unknown or of another
+    shape."""
     decoder = DecoderConfig.load(target)
     target.download()
     stored, promised = find_mtp_layers(target)

@@ -92,8 +92,8 @@ def has_mtp_layers() -> bool:
 def explain_no_layers(family: str) -> PairError:
     """Return the error for a target whose family is not in `FAMILIES`."""
     return PairError(
-        f"drafter 'mtp' does not work with this {family!r} model, and no MTP layers are known of this family",
-        why="they are known of " + ", ".join(sorted(FAMILIES)),
+        f"drafter 'mtp' does not work with this {family!r} model, and no MTP layers are known for this family",
+        why="they are known for " + ", ".join(sorted(FAMILIES)),
         fix="use another drafter, or a target of one of these families",
     )
 
@@ -124,7 +124,7 @@ def check_stored(target: object, stored: int, promised: int) -> None:
     if stored < max(1, promised):
         raise ConfigError(
             f"drafter 'mtp' does not work with {target}, which holds {stored} MTP layers and promises {promised}",
-            why="the configuration counts layers that the weights do not have" if promised else "they are what drafts",
+            why="the configuration has layers that the weights do not have" if promised else "the drafter needs them",
             fix="use another drafter, or a checkpoint that was saved with its MTP layers",
         )
 

@@ -56,7 +56,7 @@ def recognise(checkpoint: Checkpoint) -> HeadKind | None:
     if names:
         if "fc.weight" not in names:
             return None
-        # One tensor that EAGLE-1 lacks is enough: the loader names the missing ones.
+        # One tensor that only EAGLE-3 has is enough. If other tensors are missing, the loader names them.
         return "eagle3" if any(_EAGLE3.match(n) for n in names) else "eagle"
     declared = str(config.get("architectures")).lower()
     family = config.get("speculators_model_type")
@@ -97,7 +97,7 @@ def check_host(
 def read_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Read every tensor of a (small) checkpoint: name -> tensor in its stored dtype, 8-bit matrices in float32.
 
-    Raises CheckpointError: files missing, corrupt or pickled, numbers that are not finite.
+    Raises CheckpointError if files are missing, corrupt or pickled, or if numbers are not finite.
     """
     folder, tensors = checkpoint.download(), dict[str, Tensor]()
     for name, each in checkpoint.tensors.items():

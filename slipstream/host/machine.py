@@ -81,8 +81,8 @@ def _folders(root: Path, file: Path) -> set[Path]:
 
 
 def give_back_freed() -> None:
-    """Return freed memory to the system. Otherwise glibc keeps the gaps between pieces in use: after packing a model of
-    500M parameters, a fifth of the size of its weights."""
+    """Return freed memory to the system. Otherwise glibc keeps the gaps between used pieces: after packing a model of
+    500M parameters, these gaps are a fifth of the size of its weights."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)

@@ -1,7 +1,9 @@
-"""`Turns`: a lock for objects that several Python threads use in turn, and that a fork waits for; `short_turns`.
+"""`Turns`: a lock for objects that several Python threads use in turn; a fork waits for it. `short_turns` shortens
+turns.
 
-A child process has none of its parent's other threads. If one of these threads is in the middle of a step at the fork,
-its lock is never released in the child, and its data stays half changed there. So a fork waits until no step runs.
+A child process has none of its parent's other threads. If such a thread is in the middle of a step at the fork, its
+lock is never released in the child, and the data of the step is only half written there. So a fork waits until no step
+runs.
 """
 
 from __future__ import annotations

@@ -64,11 +64,12 @@ _FILTERS = {"TemperatureLogitsWarper": "temperature", "TopKLogitsWarper": "top_k
 class custom_generate:
     """The argument of `model.generate(..., custom_generate=...)`. Keep the object: it prepares each model only once.
 
-    draft, draft_tokens, rule, draft_options  as in `LLM`. "auto" keeps what it learned for later calls; with a number,
-    `torch.manual_seed` repeats a sampled text under every rule.
+    draft, draft_tokens, rule, draft_options  as in `LLM`. If draft_tokens is "auto", later calls use what earlier calls
+    learned; if it is a number, `torch.manual_seed` repeats a sampled text under every rule.
     executor  "transformers" runs the model itself, whose weights may change between calls. "auto" copies the weights of
               an architecture that our own decoder runs, which is faster on a CPU.
-    streamer  a streamer of transformers (`put` and `end`), for one text at a time: `generate` does not pass on its own.
+    streamer  a streamer of transformers (`put` and `end`), for one text at a time: `generate` does not pass on the
+              streamer that it is given.
 
     stats     statistics of each text of the last call.
 
@@ -160,8 +161,9 @@ class custom_generate:
     def _decode(
         self, llm: LLM, seqs: list[Sequence], input_ids: Tensor, criteria: Seq[StoppingCriteria], together: bool
     ) -> list[list[int]]:
-        """Return the output of each text, up to the token at which a stopping criterion holds; `together`: up to the
-        token at which one has held for every text, because without end tokens transformers continues all texts."""
+        """Return the output of each text, up to the token at which a stopping criterion holds. together: cut all
+        outputs at the token at which a criterion has held for every text, as transformers does if there are no end
+        tokens."""
         engine = Engine(llm.target, llm.drafter, llm.rule, llm.lengths, len(seqs), prompt_rows=MOST_ROWS)
         shown = [0] * len(seqs)
         lengths: dict[int, int] = {}  # index of text -> its length when a criterion first held

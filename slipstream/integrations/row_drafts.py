@@ -4,10 +4,10 @@ The engine verifies; this module only drafts. A row is recognised by its request
 `Sequence` grows by the tokens that the engine reports, so a drafter reads each token once. Drafts have no probabilities
 (point masses), so the engine's output distribution does not depend on them.
 
-A draft ends where its tokens are not worth their rows (see `drafters.lookups`). Drafts are compared with the text even
-if they were not verified. The cost of a row comes from the times of recent steps, in tokens that the batch gains in
-that time. The time of a step is from the end of one call to the begin of the next, if a request is in both; otherwise
-the engine may have been idle. Several ranks, which must draft alike, use the drafter's option `row_cost`.
+A draft ends where verifying a further token costs too much (see `drafters.lookups`). Drafts are compared with the text
+even if they were not verified. The cost of a row comes from the times of recent steps, in tokens that the batch gains
+in that time. The time of a step is from the end of one call to the beginning of the next, if a request is in both;
+otherwise the engine may have been idle. Several ranks, which must draft alike, use the drafter's option `row_cost`.
 """
 
 import time

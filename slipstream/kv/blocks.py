@@ -34,8 +34,8 @@ class BlockStore(Protocol):
     """The memory of the blocks. A place is block * BLOCK + slot in the block."""
 
     def grow(self, blocks: int) -> None:
-        """Make room for `blocks` blocks and keep the content of existing blocks. Raises TargetError if memory is
-        out."""
+        """Make room for `blocks` blocks and keep the content of existing blocks. Raises TargetError if there is too
+        little memory."""
         ...
 
     def copy(self, originals: Seq[int], copies: Seq[int]) -> None:
@@ -60,8 +60,8 @@ class BlockPool:
     tables    sequence id -> its blocks, in the order of its slots. Changed by this class only.
     version   number that changes with every change of a table, so that copies of tables can be checked.
     used      blocks 0..used-1 were in use at least once.
-    reclaim   called with a number of blocks when free blocks are missing. `kv_memory`, which keeps blocks for later
-              texts, then drops this many, if it can.
+    reclaim   called with a number of blocks if too few blocks are free. `kv_memory`, which keeps blocks for later
+              sequences, then drops this many of them, if it can.
     """
 
     def __init__(self, store: BlockStore, capacity: int | None = None, block: int = BLOCK, spread: int = 0):

@@ -15,11 +15,11 @@ from slipstream.kv.blocks import BlockPool, BlockStore
 
 
 class Snapshots(Protocol):
-    """Keeps states of recurrent layers after some blocks, by the blocks' keys. A text can begin only at a block after
-    which a state is kept."""
+    """Keeps states of recurrent layers after some blocks, by the blocks' keys. A sequence can reuse cached blocks only
+    up to a block after which a state is kept."""
 
     def longest(self, keys: list[bytes]) -> int:
-        """Return the length, in blocks, of the longest beginning of a text after which a state is kept."""
+        """Return the length, in blocks, of the longest beginning of a sequence after which a state is kept."""
         ...
 
     def missing(self, seq_ids: Iterable[int]) -> int:
@@ -27,8 +27,8 @@ class Snapshots(Protocol):
         ...
 
     def begin(self, seq_id: int, key: bytes | None, parted: int) -> None:
-        """Begin a sequence with the states after a block, if any. parted: number of its leading tokens that an earlier
-        text also has; later texts may diverge there, too, so the states after these tokens are worth keeping."""
+        """Begin a sequence with the states after a block, if any. parted: number of leading tokens in common with an
+        earlier sequence. Later sequences may diverge there, too, so the states after these tokens are worth keeping."""
         ...
 
     def keep(self, seq_id: int, keys: list[bytes]) -> None:
@@ -45,7 +45,7 @@ MOST_BLOCKS = 2048
 
 
 class KVMemory:
-    """Tells an engine whether a step fits into a KV cache, and keeps full blocks of earlier texts for later ones.
+    """Tells an engine whether a step fits into a KV cache, and keeps full blocks of sequences for later sequences.
 
     pool   the blocks of one model or head.
     lock   held while the blocks are changed.
@@ -54,16 +54,17 @@ class KVMemory:
     states  snapshots of recurrent layers; None: the model has none.
     block  tokens in a block. capacity: number of blocks; None: as many as fit into memory.
 
-    Key and value of a token depend only on the tokens up to it, so texts with the same beginning have the same first
-    blocks. Each full block has a key: a hash of its own tokens and of the key of the block before it (a hash chain). A
-    new text that begins like an earlier text takes over the blocks of the common beginning, and reads only the rest.
+    Key and value of a token depend only on the tokens up to it, so sequences with the same beginning have the same
+    first blocks. Each full block has a key: a hash of its own tokens and of the key of the block before it (a hash
+    chain). A new sequence that begins like an earlier one takes over the blocks of the common beginning, and reads only
+    the rest.
 
-            text of 70 tokens, blocks of 32      keep: blocks 0 and 1 by their keys; the third is not full
-            text of 90, the first 64 the same    match: 64 tokens
+        sequence of 70 tokens, blocks of 32      keep: blocks 0 and 1 by their keys; the third is not full
+        another of 90, the first 64 the same     match: 64 tokens
 
     Keeping counts as one holder of a block. A block without another holder is dropped when the pool needs room: the
-    least recently used first, and the end of a text before its beginning. The hash is cryptographic, so nobody can make
-    a text that is taken for another."""
+    least recently used first, and the end of a sequence before its beginning. The hash is cryptographic, so nobody can
+    make tokens that match the key of another sequence's block."""
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class KVMemory:
         return self.capacity is not None or self._states is not None
 
     def count_missing(self, writes: Iterable[tuple[int, int, int]]) -> int:
-        """Return the missing blocks as `core.target.Memory.count_missing`."""
+        """Count the missing blocks, as described in `core.target.Memory.count_missing`."""
         writes = list(writes)
         with self._lock():
             stateless = 0 if self._states is None else self._states.missing(seq_id for seq_id, _, _ in writes)
@@ -119,8 +120,8 @@ class KVMemory:
             return len(keys) * self.block
 
     def keep(self, seq_id: int, tokens: Seq[int]) -> None:
-        """Keep the full blocks of a sequence for later texts. tokens: the tokens whose keys and values are complete.
-        Sequences without KV are ignored."""
+        """Keep the full blocks of a sequence for later sequences. tokens: the tokens whose keys and values are
+        complete. Sequences without KV are ignored."""
         with self._lock():
             if seq_id not in self._pool.tables:
                 return
@@ -135,14 +136,14 @@ class KVMemory:
             self._reclaim(len(self._kept) - self._most)
 
     def _match(self, tokens: Seq[int]) -> list[bytes]:
-        """Return the keys of the blocks of the longest known beginning of a text. They must be adopted at once
-        (`BlockPool.adopt`), before blocks are dropped."""
+        """Return the keys of the leading blocks of a sequence that are kept. The blocks must be adopted at once
+        (`BlockPool.adopt`), before any are dropped."""
         keys = list(takewhile(self._kept.__contains__, self._keys(tokens)))
         self._touch(keys)
         return keys
 
     def _with_states(self, keys: list[bytes]) -> list[bytes]:
-        """Return the leading blocks that a text can begin with."""
+        """Return the leading blocks with which a sequence can begin, given the states that are kept."""
         return keys if self._states is None else keys[: self._states.longest(keys)]
 
     def _list_unused(self, most: int) -> list[bytes]:
@@ -157,7 +158,7 @@ class KVMemory:
                 self._states.drop(key)
 
     def _touch(self, keys: Seq[bytes]) -> None:
-        """Mark these blocks of one text as recently used; its first block will be dropped last."""
+        """Mark these blocks of one sequence as recently used; its first block will be dropped last."""
         for key in reversed(keys):
             self._kept[key] = self._kept.pop(key)
 

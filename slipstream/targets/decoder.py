@@ -41,8 +41,8 @@ class Decoder:
 
     chunk    largest number of prompt tokens in one forward pass; longer prompts are prefilled in chunks, which bounds
              the memory of activations.
-    weights  the source of the executor's weights, by canonical name; each access reads it again. Draft heads borrow the
-             embedding and the output head. None: `head_host` provides both.
+    weights  the source of the executor's weights, by canonical name; each access reads the tensor again. Draft heads
+             borrow the embedding and the output head. None: `head_host` provides both.
     checkpoint   folder of the checkpoint, None for a model from memory.
 
     exits    runs the first layers alone (see `core.target.EarlyExit`).
@@ -266,7 +266,7 @@ class DescribedDecoder(Described):
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights in memory, about. The native executor keeps 16-bit weights as they are stored."""
+        """Approximate bytes of the weights in memory. The native executor keeps 16-bit weights as they are stored."""
         quantised = self.settings.weight_format
         whole = self._bytes_of(self.config, sum((self.stored or {}).values()))
         if quantised is None:
@@ -328,7 +328,8 @@ def check_is_chain(draft: Draft) -> None:
 
 
 def check_fork(parent_id: int, child_id: int, length: int, computed: int | None, begun: bool) -> None:
-    """Raise TargetError if the parent is unknown (None) or has computed too little, or if the child has begun."""
+    """Raise TargetError if the parent is unknown (`computed` is None) or has too few tokens, or if the child has
+    begun."""
     if computed is None or length > computed or begun:
         raise TargetError(
             f"sequence {child_id} cannot begin with {length} tokens of sequence {parent_id}",

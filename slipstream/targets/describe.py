@@ -82,7 +82,7 @@ def as_target(model: Model, progress: Progress | None = None, **settings: Unpack
 
 
 def adopt(model: object, settings: LoadSettings, progress: Progress | None = None) -> Target:
-    """Make a target as `as_target`, from settings that are read already."""
+    """Make a target like `as_target`, with `LoadSettings` that were made from its settings."""
     if isinstance(model, Target):
         settings.refuse(
             tuple(settings.given),

@@ -42,7 +42,7 @@ class Described(ABC):
     checkpoint  the described checkpoint.
     settings  resolved settings: device and dtype are PyTorch objects.
     runner    name of a backend of our own decoder, or "transformers".
-    refusals  runner that "auto" prefers -> why this runner does not run the model. "decoder": our own decoder.
+    refusals  for each runner that "auto" prefers: why that runner does not run the model. "decoder": our own decoder.
     """
 
     checkpoint: Checkpoint
@@ -74,7 +74,7 @@ class Described(ABC):
     @property
     @abstractmethod
     def kind(self) -> Kind:
-        """What this target can do: trees, draft heads, early exit, batches. `DrafterSpec.refusal` reads it."""
+        """The abilities of this target: trees, draft heads, early exit, batches. `DrafterSpec.refusal` reads it."""
 
     @property
     @abstractmethod
@@ -151,7 +151,7 @@ class MemoryPlan:
 
     @property
     def snapshots(self) -> int:
-        """Largest number of bytes of recurrent states that are kept for later texts: no more than the KV cache has."""
+        """Upper bound of the bytes of recurrent states that are kept for later requests: the bytes of the KV cache."""
         return min(self.kv, SNAPSHOTS * self.per_sequence)
 
     @property

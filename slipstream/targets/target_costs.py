@@ -1,5 +1,5 @@
-"""Measures costs on this machine: of a target, of drafting for it, and of its early exits, whose predictions sometimes
-agree with the whole model."""
+"""Measures costs on this machine: of a target, of drafting for it, and of its early exits, with the share of tokens on
+which an exit agrees with the whole model."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ PRIOR_ROWS, KEPT = 16.0, 0.98
 
 
 class ExpertReads:
-    """Estimates the cost of a pass over n rows of a mixture of experts, in passes over one row.
+    """Estimates the cost of a pass over n rows of a mixture of experts, divided by the cost of a pass over one row.
 
     A pass reads the union of the experts that its rows choose. If rows chose independently, n rows would choose E * (1
     - (1 - k / E)^n) of E experts, k per row. Rows of a text choose similar experts, so n rows count as 1 + `apart` * (n
     - 1). `apart` starts at 1, and is learned from the number of experts that passes read. Requires E > k."""
 
     def __init__(self, always: float, each: float, layers: int, experts: tuple[int, int]):
-        """always, each: number of weights outside of experts, and of an expert in all layers. layers: with experts."""
+        """always: number of weights outside of experts. each: number of weights of one expert, over all layers. layers:
+        number of layers with experts. experts: see `Capabilities`."""
         self._always, self._each, self._layers, (self._picked, self._count) = always, each, layers, experts
         self._rows = self._apart = PRIOR_ROWS
 
@@ -57,7 +58,8 @@ class ExpertReads:
         return (self._always + self._each * union) / (self._always + self._each * self._picked)
 
     def learn(self, rows: int, experts_read: int) -> None:
-        """Learn from a pass. experts_read: sum over all layers. Longer passes, of prompts, read nearly all."""
+        """Learn from a pass. experts_read: sum over all layers. Passes over more rows read nearly all experts, and
+        teach nothing."""
         if not 1 < rows <= ROWS[-1]:
             return
         union = min(experts_read / self._layers, self._count - 0.5)
@@ -73,8 +75,8 @@ def measure_costs(
     counts are interleaved.
 
     A runtime may prepare its kernels again whenever the number of rows changes. In plain decoding the number never
-    changes, so one row is timed after one row. With speculation it changes sometimes; larger numbers are also timed
-    after one row.
+    changes, so a pass over one row is timed after another pass over one row. With speculation the number changes
+    sometimes; passes over more rows are timed after a pass over one row, too.
 
     Takes 2 * len(rows) * (repeats + 1) forward passes, a fifth of a second for a small model. It creates and releases
     its own sequence; running sequences are not touched. Row counts that the target's context cannot hold are left out.
@@ -210,8 +212,8 @@ class Exit:
     @property
     def speedup(self) -> float:
         """Expected speed-up at the draft length `gamma` (Leviathan et al. 2211.17192, theorem 3.8). The formula counts
-        a whole pass for verification. Here the first layers run once for each draft token, including the last, so their
-        weights are read as often as in a separate pass: rows are saved, not weight reads."""
+        a whole pass for verification, although the first layers do not run again. That is right: they run once for each
+        draft token, also for the last, so their weights are read as often as with a separate verification."""
         return speedup(self.agreement, self.gamma, self.cost)
 
 

@@ -1,9 +1,9 @@
 """The closed forms of speculative decoding, with the letters of the papers.
 
     alpha   acceptance rate: probability that a draft token is accepted, E[sum min(p, q)]
-    gamma   draft length: draft tokens a step
+    gamma   draft length: draft tokens per step
     c       cost coefficient: time of one draft step over time of one target step
-        tau     tokens a step, including the bonus token
+    tau     tokens per step, including the bonus token
 
 Functions of alpha assume that every draft token is accepted with the same probability, independently of the others.
 Measured acceptance falls with depth, so measured speed-ups are lower. Functions of rates by position do not need this
@@ -22,12 +22,12 @@ from slipstream.theory.cost_curve import CostCurve
 
 
 def expect_tokens(alpha: float, gamma: int) -> float:
-    """Return tau = (1 - alpha^(gamma + 1)) / (1 - alpha): tokens a step (L, equation 1)."""
+    """Return tau = (1 - alpha^(gamma + 1)) / (1 - alpha): tokens per step (L, equation 1)."""
     return sum(alpha**i for i in range(gamma + 1))  # the same sum, also right at alpha = 1
 
 
 def step_cost(gamma: int, c: float, costs: CostCurve | None = None, batch: int = 1, host: float = 0.0) -> float:
-    """Return the time of one speculative step over the time of one decode step, for gamma draft tokens a sequence.
+    """Return the time of one speculative step over the time of one decode step, for gamma draft tokens per sequence.
 
     costs  time of the target by rows: batch * (gamma + 1) rows in a speculative step, `batch` rows in a decode step.
            None: verification costs no more than a decode step, as L assumes.
@@ -70,7 +70,7 @@ def best_length(
 def break_even(gamma: int, c: float, costs: CostCurve | None = None, batch: int = 1, host: float = 0.0) -> float | None:
     """Return the smallest acceptance rate at which drafts of length gamma are no slower than plain decoding, or None.
 
-    With free verification and one draft token a step, this rate is c (L, corollary 3.9). Raises ParameterError unless
+    If verification is free and gamma is 1, this rate is c (L, corollary 3.9). Raises ParameterError unless
     gamma >= 1 and the costs are numbers >= 0."""
     check_integer("gamma", gamma, 1)
     for name, value in (("c", c), ("host", host)):
@@ -80,7 +80,8 @@ def break_even(gamma: int, c: float, costs: CostCurve | None = None, batch: int 
 
 
 def smallest(enough: Callable[[float], bool], low: float = 0.0, high: float = 1.0) -> float:
-    """Return the smallest number from `low` to `high` with `enough`, if it holds for all above; else `high`."""
+    """Return the smallest number from `low` to `high` for which `enough` is true, and stays true above it; else
+    `high`."""
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (low, middle) if enough(middle) else (middle, high)
@@ -117,7 +118,7 @@ def expect_length(position_rates: Seq[float]) -> float:
 class Prediction(Strict):
     """The expectation that `predict` computes for one text (or, without a length, for one step in the long run).
 
-    tau      tokens a step, including the bonus token, without the prefill step.
+    tau      tokens per step, including the bonus token, without the prefill step.
     steps    number of steps after the prefill step.
     seconds  seconds of the speculative text, in parts: prefill, draft, target, host.
     plain_seconds  seconds of the same text in plain decoding, including prefill.
@@ -149,7 +150,8 @@ def predict(
     draft_prefill: float = 0.0,
     tokens: int | None = None,
 ) -> Prediction:
-    """Predict the time of a text from measured rates and costs, with chains of len(position_rates) draft tokens a step.
+    """Predict the time of a text from measured rates and costs, with chains of len(position_rates) draft tokens per
+    step.
 
     position_rates  as `SpecStats.position_rates`: of the steps that draft at depth j or deeper, the share that accept
                     draft token j. For shorter drafts of the same drafter, give only the first rates.
@@ -158,13 +160,14 @@ def predict(
     drafted         share of the steps that draft at depth j or deeper (drafted_at[j] / steps that could draft); None:
                     every step drafts to full depth. n-gram drafters often draft nothing.
     step_host, plain_host   seconds of a speculative step, and of a plain step, without draft and target.
-    prefill, draft_prefill   seconds of the step that reads the prompt (it yields the first token): the target's share,
-    which plain decoding also pays, and the drafter's.
-    tokens          length of the text: then the shorter drafts at its end are exact. None: the long run, no prefill.
+    prefill  seconds of the target in the step that reads the prompt and yields the first token; plain decoding takes
+             them, too. draft_prefill: seconds of the drafter in this step.
+    tokens          length of the text; the shorter drafts at its end are computed exactly. None: the average of a long
+                    text, without prefill.
 
-    Exact if acceptance in a step is independent of earlier steps and of the draft length. The last n tokens are
-    expected to take one step, cut to a depth of n - 1, plus the time of the tokens that remain. Raises ParameterError
-    for rates or shares that cannot have been measured, and for less than one token."""
+    Exact if acceptance in a step is independent of earlier steps and of the draft length. The expected time of the last
+    n tokens is one step with at most n - 1 draft tokens, plus the expected time of the tokens that then remain. Raises
+    ParameterError for rates or shares that cannot have been measured, and for less than one token."""
     for j, rate in enumerate(position_rates, start=1):
         check_number(f"the rate at position {j}", rate, 0.0, 1.0)
     if drafted is not None:

@@ -1,6 +1,6 @@
-"""Expected speed-up of speculation from acceptance rates and costs, with the assumptions behind it: tokens a step over
-the cost of a step (Leviathan et al. 2211.17192, theorem 3.8, with the cost of verification added). It holds for long
-texts; `closed_forms.predict` also counts prefill and the shorter drafts at the end.
+"""Expected speed-up of speculation from acceptance rates and costs, with the assumptions behind it: tokens per step
+divided by the cost of a step (Leviathan et al. 2211.17192, theorem 3.8, with the cost of verification). It holds for
+long texts; `closed_forms.predict` also counts prefill and the shorter drafts at the end.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Forecast(Strict):
 
     @property
     def tau(self) -> float:
-        """Tokens a step, including the bonus token."""
+        """Tokens per step, including the bonus token."""
         return closed_forms.expect_length(list(self.rates.by_position)[: self.draft_tokens])
 
     @property
@@ -123,7 +123,7 @@ class Forecast(Strict):
     @property
     def break_even(self) -> float | None:
         """Smallest acceptance rate at which this length or, if the length was chosen, some length is no slower than
-        plain decoding; None if there is none."""
+        plain decoding; None if no rate is high enough."""
         costs = self.costs
         lengths = range(1, len(self.rates.by_position) + 1) if self.chosen else [self.draft_tokens]
         evens = [closed_forms.break_even(k, costs.c, costs.target, costs.batch, costs.host) for k in lengths]

@@ -16,12 +16,15 @@ from benchmarks.board.lineup import (
     ENGINES,
     HARMLESS,
     PLAIN,
+    SCHEMA,
     Cell,
     Engine,
     cells,
     rows,
 )
 from benchmarks.board.models import HYBRID, VOCAB, models_of
+from slipstream.tokens.text import load_tokenizer
+from slipstream.zoo import target_dir
 
 P = np.array([0.5, 0.2, 0.15, 0.1, 0.05])
 
@@ -156,6 +159,19 @@ def test_both_sides_of_a_hybrid_row_load_the_hybrid_and_no_others_do(engine, mon
         ("fake, good", "good", usual), ("fake, plain", "plain", usual),
     ]  # fmt: skip
     assert all(token < VOCAB for ids in prompts("good" + HYBRID) for token in ids)
+
+
+def test_methods_that_copy_get_longer_prompts_where_they_would_draft_too_little():
+    tokenizer = load_tokenizer(target_dir())
+    for method in ("ngram-simple", "prompt lookup", "ngram" + HYBRID):
+        assert board.asked_of(Cell("any", method, "penalty")) == prompts(method)
+    for ids in board.asked_of(Cell("any", "ngram", "JSON schema")):
+        *_, one, other, rest = tokenizer.decode(ids).split("\n")
+        assert (one, rest) == (other, "")
+        assert SCHEMA["properties"].keys() == json.loads(one).keys()
+    for method, check in (("draft model", "penalty"), ("draft model", "JSON schema"), ("ngram", "T 1")):
+        whole = prompts(method)
+        assert board.asked_of(Cell("any", method, check)) == [ids[-CHECKS[check].context :] for ids in whole]
 
 
 def test_a_difference_is_shown_only_with_what_fairness_asks_for(engine):

@@ -1,5 +1,6 @@
 """Multimodal checkpoints: their text part runs on our own kernels, and is named what is left out."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelErro
 from tests.checkpoints.tiny_wrapped import WRAPPED, make
 from tests.targets.reference import Wide
 from tests.tiny_checkpoints import rewrite
+from tests.tiny_families import MINISTRAL
 
 PROMPT = [(i * i * 7 + i) % 91 + 3 for i in range(23)]
 
@@ -34,6 +36,13 @@ def test_the_text_part_of_a_whole_multimodal_model_has_the_text_of_transformers(
     chosen = logits.gather(1, torch.tensor(text)[:, None])[:, 0]
     assert (logits.max(1).values - chosen).max() < 1e-4 * logits.abs().max()
     assert LLM(model.float(), executor="native").generate([PROMPT], params)[0].token_ids == text
+
+
+def test_configurations_of_tiny_models_do_not_change_each_other() -> None:
+    """transformers writes Mistral 4's default of partial_rotary_factor into the rotary parameters that it gets."""
+    before = copy.deepcopy(MINISTRAL)
+    WRAPPED["mistral3 of Mistral 4"]()
+    assert before == MINISTRAL
 
 
 def same_weights(folder: Path, before: dict[str, torch.Tensor]) -> None:

@@ -288,7 +288,7 @@ class TestRefusals:
     def test_a_family_that_is_not_known_to_bring_them(self) -> None:
         ours = as_target(random_llama(), executor="torch")
         for of, family in ((as_target(random_model("gpt-neox", torch.float32)), "gpt_neox"), (ours, "llama")):
-            with pytest.raises(PairError, match=f"{family!r} model, and no MTP layers are known of") as refused:
+            with pytest.raises(PairError, match=f"{family!r} model, and no MTP layers are known for") as refused:
                 make_drafter("mtp", of)
             assert "deepseek_v3" in str(refused.value)
             assert "checkpoint" not in str(refused.value)

@@ -86,7 +86,7 @@ def logits(head: EagleHead) -> Tensor:
 
 
 def same_logits(head: EagleHead, wanted: EagleHead) -> None:
-    lent = wanted.borrowed
+    lent = wanted._borrowed
     torch.testing.assert_close(
         logits(head.double().borrow(lent.get("embedding"), lent.get("lm_head"))), logits(wanted), rtol=0, atol=0
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from slipstream.backends.native.native_heads import NativeDFlash
 from slipstream.backends.native.packed_weights import Layout, SharedTables
-from slipstream.backends.quantise import quantise_blocks, quantise_rows
+from slipstream.backends.native.quantise import quantise_blocks, quantise_rows
 from slipstream.backends.table import backend_for_head
 from slipstream.backends.torch.torch_heads import TorchDFlash
 from slipstream.checkpoints.load_settings import LoadSettings

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from slipstream.backends.native.native_heads import NativeEagle
 from slipstream.backends.native.packed_weights import Layout, SharedTables
-from slipstream.backends.quantise import quantise_rows
+from slipstream.backends.native.quantise import quantise_rows
 from slipstream.backends.table import backend_for_head
 from slipstream.backends.torch.torch_heads import TorchEagle
 from slipstream.checkpoints.load_settings import LoadSettings
@@ -227,10 +227,10 @@ def test_the_native_backend_runs_the_heads_of_its_targets(quantize: str | None, 
     wide = head(variant(3, 32, decoder={"hidden_size": 32, "intermediate_size": 64}), spread=0.4).float()
     lent, layout = torch.randn(V, 32, generator=torch.Generator().manual_seed(1)), Layout()
     host = lender(SharedTables(layout.embedding({"": lent}, ""), None, layout))
-    runtime = runtime_for(wide.borrow(lent), host, quantize=quantize)
+    runtime = runtime_for(wide.borrow(lambda: pytest.fail("it was read again")), host, quantize=quantize)
     assert isinstance(runtime, NativeEagle)
     assert runtime._head[0]["decoder"]["embed"] == host.packed_tables.embedding  # not stored twice
-    text = Text(wide, 9)
+    text = Text(wide.borrow(lent), 9)
     batch, features = true_batch([text], [0], [8])
     steps = runtime.decode_steps(batch, features, 4)
     if quantize:

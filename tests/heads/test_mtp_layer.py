@@ -180,7 +180,7 @@ class TestRefusals:
         module = transformers.AutoModelForCausalLM.from_pretrained(folder("qwen35"), dtype="float32").eval()
         with pytest.raises(PairError, match="'qwen3_5_text' model from memory"):
             LLM(module, "mtp")
-        with pytest.raises(PairError, match="no MTP layers are known of this family"):
+        with pytest.raises(PairError, match="no MTP layers are known for this family"):
             LLM(FILES / "lfm2.gguf", "mtp")
 
 

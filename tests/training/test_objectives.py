@@ -207,7 +207,7 @@ def test_bfloat16_states_meet_norms_of_their_own_dtype() -> None:
     head, (tokens, taps) = tiny(), inputs()
     rotary = rotary_tables(head.config.decoder, T)
     exact = compute_chain_states(head, tokens, taps, (rotary[0].double(), rotary[1].double()), STEPS)
-    head.float().borrow(head.borrowed["embedding"].float())
+    head.float().borrow(head.borrowed("embedding").float())
     torch.set_warn_always(True)
     try:
         with warnings.catch_warnings(), torch.autocast("cpu", torch.bfloat16):

@@ -23,8 +23,8 @@ from slipstream.backends.native.packed_weights import (
     narrowest,
 )  # fmt: skip
 from slipstream.backends.native.paged import NativePaged, PackedRows, as_int64, check_finite, cut_steps, make_picks
+from slipstream.backends.native.quantise import GROUP
 from slipstream.backends.native.threads import Workspace, kernel_lock
-from slipstream.backends.quantise import GROUP
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.weight_formats import WeightFormat
 from slipstream.checkpoints.weights import Weights
@@ -232,7 +232,7 @@ def _eagle_record(
 ) -> np.ndarray:
     """Pack an EAGLE head as EAGLE [1]."""
     c, d, weights = head.config, head.config.decoder, head.state_dict()
-    output = head.borrowed["lm_head"] if c.version == 1 else weights["lm_head.weight"]
+    output = head.borrowed("lm_head") if c.version == 1 else weights["lm_head.weight"]
     prefixes = [f"layers.{i}." for i in range(d.layers)]
     if c.version == 3:
         prefixes[0] = "midlayer."
@@ -240,8 +240,11 @@ def _eagle_record(
     record, model, vector = eagle[0], eagle[0]["decoder"], partial(layout.find_vector, weights)
     if c.version == 1:  # EAGLE-1 has neither of these norms
         model["norm"] = layout.vector(torch.ones(c.hidden_size))
-    table = weights["embed_tokens.weight"] if c.own_embedding else head.borrowed["embedding"]
-    model["embed"] = layout.embedding({"": table}, "") if shared is None or c.own_embedding else shared.embedding
+    if shared is None or c.own_embedding:
+        table = weights["embed_tokens.weight"] if c.own_embedding else head.borrowed("embedding")
+        model["embed"] = layout.embedding({"": table}, "")
+    else:
+        model["embed"] = shared.embedding
     model["head"], model["vocab"] = layout.matrix(output, fmt), c.draft_vocab
     _set_ids(record, ids, layout)
     if c.fc_norm:

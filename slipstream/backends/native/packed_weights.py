@@ -29,8 +29,8 @@ from slipstream.backends.native.kernels.records import (
     SILU,
     SWIGLU,
 )
+from slipstream.backends.native.quantise import quantise_blocks, quantise_rows
 from slipstream.backends.native.threads import allocate_aligned
-from slipstream.backends.quantise import quantise_blocks, quantise_rows
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.recurrence import CONVOLUTION, DELTA, STATE_SPACE, Recurrence
 from slipstream.checkpoints.weight_blocks import Blocks, format_holding, stack

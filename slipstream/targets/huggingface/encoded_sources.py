@@ -1,7 +1,7 @@
 """`EncodedSources`: keeps the encoder outputs of a transformers model for the sources of running texts.
 
-The encoder reads a source once, together with other sources that join in the same step. Its hidden states and
-the keys and values of the cross-attention stay with the request.
+The encoder reads a source once, together with other sources that join in the same step. The encoder's hidden states and
+the keys and values of the cross-attention are kept until the request ends.
 """
 
 import threading
@@ -23,7 +23,7 @@ from slipstream.targets.huggingface.module_parts import ModuleParts
 from slipstream.targets.huggingface.output_rules import OutputRules
 
 MOST_ENCODED = 8192
-"""Most tokens, padding included, of sources that are encoded together."""
+"""Largest number of tokens, padding included, of sources that are encoded together."""
 
 
 @dataclass(eq=False)

@@ -99,7 +99,7 @@ class EncoderDecoder:
         self.vocab_size, self.context, self.device = runner.vocab_size, runner.context, runner.device
         can = runner.capabilities
         assert can.fork is not None
-        # The KV cache is not declared, because a kept text only helps texts that answer the same source.
+        # `memory` is not declared: cached KV would only help sequences with the same source.
         self.capabilities = replace(can, encoder=encoder, fork=partial(fork_answer, can.fork, sources), memory=None)
 
     @all_threads()

@@ -3,7 +3,7 @@
 Decoding reads every weight for one row, or for the few rows of a draft. `F.linear` calls MKL, which on AMD's processors
 is far from the speed of memory, and takes three times as long for two rows as for one. Within `fast`, layers use our
 own product on the same weights; it adds up in an order that does not depend on the number of rows. Nothing is copied,
-so weights may change between passes. In bfloat16, only few rows are slower by torch's product.
+so weights may change between passes. In bfloat16, torch's product is slower only for few rows.
 """
 
 import functools
@@ -63,8 +63,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @functools.cache
 def is_faster() -> bool:
-    """Return whether `linear` is faster than `F.linear` here: on AMD's processors, as far as Linux names them. Not
-    measured on Intel's processors, for which MKL is made."""
+    """Return whether `linear` is faster than `F.linear` here: True on AMD's processors, if Linux reports the vendor.
+    Not measured on Intel's processors, for which MKL is made."""
     cpuinfo = Path("/proc/cpuinfo")
     amd = cpuinfo.exists() and "AuthenticAMD" in cpuinfo.read_text()
     return amd and torch.backends.mkl.is_available() and unpacked_product.available()

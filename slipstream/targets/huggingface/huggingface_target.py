@@ -1,7 +1,7 @@
 """Any causal language model or encoder-decoder of transformers as a `Target`.
 
-packed           rows of several sequences in one forward over our own KV blocks: trees, batches, prefix cache
-chains only      one transformers cache for each sequence
+    packed           rows of several sequences in one forward over our own KV blocks: trees, batches, prefix cache
+    chains only      one transformers cache for each sequence
     encoder-decoder  a packed or chains-only decoder, and the encoder's output for its source (`encoder_decoder`)
     refused          models whose cache cannot be rolled back
 
@@ -120,7 +120,7 @@ def _run_alone(
 
 
 def _first_packed(name: str, packed: Callable[[str], Target], kinds: Seq[str], trial: Trial) -> Target | None:
-    """Return a target that runs packed, in the first of these kinds that is exact; None if none is."""
+    """Return a target that runs packed, in the first of these kinds of passes that is exact; None if none is exact."""
     faults: list[str] = []
     for kind in kinds:
         target = packed(kind)

@@ -33,13 +33,13 @@ class ModuleParts:
         size = getattr(self.config, "num_hidden_layers", 0)
         lists = (part for part in self.decoder.modules() if isinstance(part, nn.ModuleList) and len(part) == size)
         self.layers: list[nn.Module] = list(next(lists, ()))
-        self._tuples = False  # whether layers return a tuple; the last hooked pass tells
+        self._tuples = False  # whether layers return a tuple; set by the last hooked pass
 
     @property
     def cache_name(self) -> str:
         """Name of the argument of the model's forward that takes a `Cache`; "" if there is none. The name differs
-        between models and versions, so the annotation tells. Older models annotate tuples of tensors, under
-        transformers' own name for the cache."""
+        between models and versions, so the argument is found by its annotation. Older models annotate tuples of
+        tensors; their argument has transformers' usual name for the cache."""
         for name, given in inspect.signature(self.module.forward).parameters.items():
             kinds = get_args(given.annotation) or (given.annotation,)
             if any(isinstance(kind, type) and issubclass(kind, Cache) for kind in kinds):

@@ -19,7 +19,7 @@ from slipstream.targets.huggingface.packed_pass import current_pass
 
 
 def argument_of_past(module: nn.Module) -> str | None:
-    """Return the argument by which a position embedding learns the number of earlier tokens; None for other modules.
+    """Return the argument through which a position embedding gets the number of earlier tokens; None for other modules.
     Such a module has no submodules, and one integer argument with default 0, whose name differs between versions."""
     if next(module.children(), None) is not None:
         return None

@@ -1,6 +1,6 @@
 """`PackedModule`: a transformers model as an `Executor`: packed rows of several sequences over our own KV blocks.
 
-So all features of our own decoder work for the model: trees, ragged batches, prompts in chunks, the prefix cache,
+With it all features of our own decoder work for the model: trees, ragged batches, prompts in chunks, the prefix cache,
 hidden states, early exits. `packed_pass` describes how.
 """
 

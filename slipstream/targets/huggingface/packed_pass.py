@@ -7,8 +7,8 @@ sees one long row of M tokens with given positions.
 Models run in one of three kinds of passes (`KINDS`):
 
     blocks    attention gets exactly the cached keys and values: it reads the blocks in place
-    gathered  the model computes with cached values (latent attention): it gets those of all sequences, one after
-              another, and attention takes each sequence's share
+    gathered  the model computes with cached values (latent attention): it gets the values of all sequences,
+              concatenated, and attention uses each sequence's part
     dense     the model has its own attention but asks transformers for its masks: the model gets all slots, and one
               mask in which each sequence sees only its own slots
 
@@ -214,7 +214,7 @@ def current_pass() -> PackedPass:
 
 @dataclass
 class PackedMask:
-    """What the new tokens of each sequence see: (bool [n, S] or None for all, first slot that any sees)."""
+    """Says which slots the new tokens of each sequence see: (bool [n, S] or None for all, first slot that any sees)."""
 
     rows: list[tuple[Tensor | None, int]]
     _masks: dict[tuple[int, int, torch.dtype, torch.device], Tensor | None] = field(default_factory=dict)

@@ -1,14 +1,15 @@
 """Trials: run a few tokens as the engine would, and compare the logits with the model's own forward without a cache.
 
-A trial must tell quantised activations from a fault. float32 and float64 round too little to matter. But some libraries
-round the *activations* of each linear layer to a few digits (LLM.int8 of bitsandbytes, dynamic int8 of torchao), or
-compute in 16 bits inside. An activation between two steps then falls to one or the other, depending on the last bits of
-earlier computations, or on other rows. The effect on the logits depends on the model, so it is measured here:
+A trial must distinguish the rounding of quantised activations from a fault. float32 and float64 round too little to
+matter. But some libraries round the *activations* of each linear layer to a few digits (LLM.int8 of bitsandbytes,
+dynamic int8 of torchao), or compute in 16 bits inside. An activation halfway between two rounded values then becomes
+one or the other, depending on the last bits of earlier computations, or on other rows. The effect on the logits depends
+on the model, so it is measured here:
 
     rounding  x is split at random into two parts, and the mean of f(2 a) and f(2 (x - a)) replaces f(x) in every
               quantised layer f. Without rounding that equals f(x); with it, all activations are rounded anew.
-        mistake   the logits after a text in which the last but one token is replaced: the least effect that a wrong
-                  rollback or a wrong mask would have.
+    mistake   the logits after a text in which the last token but one is replaced: the least effect that a wrong
+              rollback or a wrong mask would have.
 """
 
 import inspect

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from slipstream.backends.native.kernels import processor
 from slipstream.backends.native.native_executor import NativeExecutor
-from slipstream.backends.quantise import quantise_blocks, quantise_rows
+from slipstream.backends.native.quantise import quantise_blocks, quantise_rows
 from slipstream.backends.torch.torch_executor import TorchExecutor
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.layers import Latent, LayerDescription

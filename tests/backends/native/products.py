@@ -9,8 +9,8 @@ from slipstream.backends.native.kernels.matrices import linear, scratch_of
 from slipstream.backends.native.kernels.memory import address_of
 from slipstream.backends.native.kernels.records import NOTHING
 from slipstream.backends.native.packed_weights import Layout
+from slipstream.backends.native.quantise import quantise_rows
 from slipstream.backends.native.threads import pool
-from slipstream.backends.quantise import quantise_rows
 from slipstream.checkpoints.weight_blocks import Blocks, format_holding
 
 ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 25, 40]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from slipstream.targets.huggingface.module_parts import ModuleParts
 from slipstream.targets.huggingface.trials import forward_logits
+from tests.tiny_checkpoints import config_of
 
 VOCAB = 64
 
@@ -34,9 +35,7 @@ _LINEAR = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_h
 
 def _config(kind: str, **shape: Any) -> Any:
     """With an output head of its own unless `shape` says otherwise: a tied one mostly repeats the last token."""
-    import transformers
-
-    return getattr(transformers, f"{kind}Config")(**{"tie_word_embeddings": False} | shape)
+    return config_of(kind, **{"tie_word_embeddings": False} | shape)
 
 
 PACKED: dict[str, Callable[[], Any]] = {
