@@ -149,16 +149,18 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
-def make_family(family: str, folder: Path, shard_bytes: int | None = None) -> Path:
+def make_family(family: str, folder: Path, shard_bytes: int | None = None, **changes: Any) -> Path:
     """Write the tiny checkpoint of `family`, here or in `tiny_families`, into `folder`, in shards of `shard_bytes` if
-    given."""
+    given. changes: keys of its configuration."""
     import transformers
 
     from tests import tiny_families
 
     known = FAMILIES if family in FAMILIES else tiny_families.FAMILIES
     torch.manual_seed(sorted(known).index(family))
-    model = transformers.AutoModelForCausalLM.from_config(known[family]())
+    config = known[family]()
+    config = type(config).from_dict(config.to_dict() | changes) if changes else config
+    model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         buffers = [b for name, b in model.named_buffers() if "correction" in name or "scalar" in name]
         for p in [*model.parameters(), *buffers]:

@@ -29,9 +29,9 @@ draft_models: dict[str, DraftModel] = {}
 
 
 class Model:
-    """A model and a context of CONTEXT tokens, with flash attention."""
+    """A model and a context of CONTEXT tokens, with flash attention. settings: fields of the context that differ."""
 
-    def __init__(self, file: str, threads: int):
+    def __init__(self, file: str, threads: int, **settings: int):
         self.model = api.llama_model_load_from_file(file.encode(), api.llama_model_default_params())
         if not self.model:
             raise RuntimeError(f"{file} cannot be loaded")
@@ -42,6 +42,8 @@ class Model:
             params.flash_attn = True
         else:
             params.flash_attn_type = 1
+        for name, value in settings.items():
+            setattr(params, name, value)
         self.context = api.llama_init_from_model(self.model, params)
         if not self.context:
             raise RuntimeError(f"no context for {file}")
@@ -180,11 +182,11 @@ def memory(name: str) -> dict[str, Any]:
     return {"peak": peak_memory()}
 
 
-_QUIET = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
+QUIET = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
 
 if __name__ == "__main__":
     if not IK:
-        api.llama_log_set(_QUIET, ctypes.c_void_p(0))
+        api.llama_log_set(QUIET, ctypes.c_void_p(0))
     api.llama_backend_init()
     info = lambda: {"versions": versions("ik-llama-cpp-python" if IK else "llama-cpp-python", "numpy")}  # noqa: E731
     serve({"info": info, "load": load, "request": request, "loss": loss, "logits": logits, "memory": memory})

@@ -19,7 +19,7 @@ from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.families import FAMILIES
 from slipstream.checkpoints.gguf_config import DIVISORS, LONG, SHORT, in_blocks, read_tensor
 from slipstream.checkpoints.gguf_header import GgufHeader, GgufTensor
-from slipstream.checkpoints.head_rows import groups_of, rows_of_halves
+from slipstream.checkpoints.head_rows import groups_of, rows_in_gguf
 from slipstream.checkpoints.weight_blocks import FLOATS, READERS, Blocks
 from slipstream.errors import CheckpointError, reading
 
@@ -188,7 +188,7 @@ def _rows(
 ) -> Callable[[np.ndarray], np.ndarray]:
     """Return a function that cuts a canonical tensor out of a stored tensor with `outs` rows. The canonical tensor
     begins at row `first`."""
-    order = rows_of_halves(config, name) if FAMILIES[config.model_type].gguf_pairs else None
+    order = rows_in_gguf(config, name)
     chosen: Any = slice(first, first + shape[0]) if order is None else order + first
     fused = _find_fused(config, name.rpartition(".")[0].split(".", 2)[-1])
     if fused is not None and (groups := groups_of(config, fused)) > 1:

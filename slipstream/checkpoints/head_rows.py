@@ -43,3 +43,10 @@ def rows_of_halves(config: DecoderConfig, name: str) -> np.ndarray | None:
     if found[3] == "norm" and layer.qk_norm == "head":
         return head
     return (np.arange(heads)[:, None] * layer.head_dim + head).ravel()
+
+
+def rows_in_gguf(config: DecoderConfig, name: str) -> np.ndarray | None:
+    """Return `rows_of_halves` for a GGUF file; None if the file has the rows in our order: see `Family.gguf_pairs`."""
+    in_halves = "mrope_section" in config.rope_parameters  # llama.cpp turns positions in sections so
+    pairs = FAMILIES[config.model_type].gguf_pairs and not in_halves
+    return rows_of_halves(config, name) if pairs else None

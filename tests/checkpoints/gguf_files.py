@@ -1,6 +1,8 @@
 """Makes GGUF files without any package, for tests: random blocks, and models of each family."""
 
+import json
 import struct
+import zlib
 from collections.abc import Mapping, Sequence as Seq
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,13 @@ _SCALES: dict[str, tuple[int, ...]] = {
     "MXFP4": (),
 }  # fmt: skip
 """Offsets of the float16 numbers in a block. Blocks of other formats have one at offset 0."""
+
+RECORDS = Path(__file__).with_name("gguf_families.json")
+RECORDED: dict[str, Any] = json.loads(RECORDS.read_text(encoding="utf-8"))
+"""Family -> what `python -m benchmarks.gguf.family_logits --record` keeps: metadata, and names and shapes of tensors
+(`*`: every layer), as llama.cpp's own converter wrote them for our tiny checkpoint; values of tensors that are no
+weights; and llama.cpp's logits on the file that `write_recorded` writes: the largest, and `recorded_logits`."""
+RECORDED_TEXT = [3, 14, 15, 9, 26, 5, 3, 5, 8, 9, 7, 9, 3, 23, 8, 4, 6, 27, 19, 30, 2, 29, 13, 14]
 
 VOCAB = 96
 SPREAD = {
@@ -195,3 +204,33 @@ def model_parts(
         join = np.stack if "_exps" in tensor else np.concatenate
         tensors[tensor] = join([rotate_rows(config, part, floats[part]) for part in parts])
     return whole, tensors, stored, floats
+
+
+def recorded_shapes(stored: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor of a recorded file."""
+    layers = range(stored["metadata"][f"{stored['metadata']['general.architecture']}.block_count"])
+    return {name.replace("*", str(i)): tuple(shape) for name, shape in stored["tensors"].items() for i in layers}
+
+
+def write_recorded(stored: Mapping[str, Any], file: Path) -> Path:
+    """Write a recorded file, with seeded weights."""
+    tensors = {name: seeded_weights(name, shape) for name, shape in recorded_shapes(stored).items()}
+    tensors |= {name: np.array(values) for name, values in stored["values"].items()}
+    file.write_bytes(gguf_bytes(stored["metadata"] | {"tokenizer.ggml.model": "none"}, tensors))
+    return file
+
+
+def recorded_logits(logits: Any) -> Any:
+    """Return the logits [2, 8] that are recorded of all [n, V]."""
+    return logits[[11, 23], :: logits.shape[1] // 8]
+
+
+def seeded_weights(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Return random weights that depend on the name of a tensor only, the same with every version of numpy."""
+    noise = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape)
+    if name.endswith("ssm_a"):
+        return -np.exp(noise)
+    if name.endswith(("norm.weight", "ssm_d", "output_scale.weight")):
+        return 1 + 0.2 * noise
+    is_vector = sum(size > 1 for size in shape) < 2
+    return noise * (0.2 if is_vector else 2 * shape[-1] ** -0.5)

@@ -1,7 +1,6 @@
 """GGUF files of every family: the metadata and names of tensors that llama.cpp's own converter wrote for our tiny
 checkpoints are in gguf_families.json; the weights are the checkpoint's."""
 
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -19,31 +18,28 @@ from slipstream.checkpoints.gguf_weights import names_in_file
 from slipstream.checkpoints.weights import Weights, load_weights
 from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError
 from tests.backends.native.models import logits, logits_of
-from tests.checkpoints.gguf_files import gguf_bytes, model_parts, random_bytes
+from tests.checkpoints.gguf_files import RECORDED, gguf_bytes, model_parts, random_bytes, recorded_shapes
 from tests.checkpoints.odd_gguf_files import Tensors
+from tests.checkpoints.tiny_hybrids import MODELS
 from tests.checkpoints.tiny_wrapped import make
 from tests.tiny_checkpoints import rewrite
+from tests.tiny_families import FAMILIES
 
-CONVERTED = json.loads(Path(__file__).with_name("gguf_families.json").read_text(encoding="utf-8"))
-MUSE = CONVERTED.pop("muse-glimmer")  # has no checkpoint of its text part alone
-
-IN_THE_CONFIGURATION = {"rope_factors_long.weight": [2.0] * 4, "rope_factors_short.weight": [1.0] * 4}
-IN_THE_CONFIGURATION["rope_freqs.weight"] = [1.0] * 4 + [1e30] * 12  # a quarter of each head turns
+CONVERTED = [family for family in RECORDED if family in FAMILIES and family not in MODELS]
 LEFT_OUT_BY_LLAMACPP = {
     "gemma2": {"scale"}, "gemma3": {"scale", "window", "rotary"},  # it knows those of the published sizes only
-    "phi3": {"window"}, "llama4": {"window", "growth"},
+    "phi3": {"window"}, "llama4": {"window", "growth"}, "starcoder2": {"window"}, "cohere2": {"window", "rotary"},
 }  # fmt: skip
 """Parts of layers that a file does not say, and our tiny checkpoints have in an unusual way."""
 
 
 def converted(family: str, folder: Path) -> tuple[dict[str, Any], Tensors]:
     """Metadata and tensors of the file that the converter writes of a checkpoint."""
-    config, stored = DecoderConfig.load(folder), CONVERTED[family]
-    weights, names = load_weights(folder, config), stored["names"].split()
-    fused = [name.replace("*", str(i)) for name in names for i in range(config.layers)]
-    held = names_in_file(config, fused)
-    extra = {name: np.array(values) for name, values in IN_THE_CONFIGURATION.items() if name in names}
-    assert {re.sub(r"blk\.\d+\.", "blk.*.", name) for name in held} | set(extra) == set(names)
+    config, stored = DecoderConfig.load(folder), RECORDED[family]
+    weights, shapes = load_weights(folder, config), recorded_shapes(stored)
+    held = names_in_file(config, shapes)
+    extra = {name: np.array(values) for name, values in stored["values"].items()}
+    assert set(held) | set(extra) == set(shapes)
     tensors: Tensors = {}
     for name, parts in held.items():
         values = [rotate_rows(config, part, weights[part].numpy()) for part in parts]
@@ -133,12 +129,13 @@ def test_files_of_muse_glimmer_have_a_factor_as_weights_of_norms(tmp_path: Path)
     for i, layer in enumerate(config.described):
         tensors[f"blk.{i}.attn_q_norm.weight"] = np.full(layer.head_dim, layer.query_scale, np.float32)
         tensors[f"blk.{i}.attn_k_norm.weight"] = np.ones(layer.head_dim, np.float32)
-    assert {re.sub(r"blk\.\d+\.", "blk.*.", name) for name in tensors} == set(MUSE["names"].split())
-    file.write_bytes(gguf_bytes(MUSE["metadata"], tensors))
+    stored = RECORDED["muse-glimmer"]
+    assert set(tensors) == set(recorded_shapes(stored))
+    file.write_bytes(gguf_bytes(stored["metadata"], tensors))
     read = DecoderConfig.load(file)
     assert [(layer.window, layer.rotary) for layer in read.described] == [(6, 0)] * 3 + [(None, None)]
     assert torch.equal(logits(file), logits(folder))
-    uncapped = {key: value for key, value in MUSE["metadata"].items() if "final" not in key}
+    uncapped = {key: value for key, value in stored["metadata"].items() if "final" not in key}
     file.write_bytes(gguf_bytes(uncapped, tensors))  # as in llama.cpp, the key says so
     assert DecoderConfig.load(file).logits_cap == 0
 

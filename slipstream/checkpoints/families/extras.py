@@ -145,6 +145,7 @@ def _glm4(config: ReadKeys) -> Fields:
     given = common(config, context=131072, eps=1.5625e-07, size=128)
     given["qkv_bias"] = flag(config, "attention_bias", True)
     rope = partial_rope(config, given["head_dim"], default=0.5)
+    rope.get("mrope_section")  # of models with pictures: texts have one position in all sections
     return describe(given | {"rope_parameters": rope}, norm_after=config["model_type"] == "glm4")
 
 
@@ -281,8 +282,18 @@ def _muse_keys(header: GgufHeader) -> JsonMapping:
 
 
 def _mistral3_keys(header: GgufHeader) -> JsonObject:
-    beta = header.setting("attention.temperature_scale")
-    return {"rope_parameters": header.rope | ({"llama_4_scaling_beta": beta} if beta else {})}
+    rope = dict(header.rope)
+    if grown := header.setting("rope.scaling.yarn_log_multiplier"):
+        rope |= {"mscale": 1.0, "mscale_all_dim": grown}
+    if beta := header.setting("attention.temperature_scale"):
+        rope["llama_4_scaling_beta"] = beta
+    return {"rope_parameters": rope}
+
+
+def _glm4_keys(header: GgufHeader) -> JsonObject:
+    sections = header.setting("rope.dimension_sections", [])
+    turned = isinstance(sections, list) and len(sections) > 1 and min(sections[:2]) > 0
+    return {"rope_parameters": header.rope | ({"mrope_section": sections} if turned else {})}
 
 
 def _cohere_keys(header: GgufHeader) -> JsonObject:
@@ -312,7 +323,7 @@ FAMILIES = {
     "hunyuan_v1_dense": Family(read=_hunyuan, names=_HUNYUAN, gguf="hunyuan-dense"),
     "seed_oss": Family(read=_seed_oss, gguf="seed_oss", gguf_names={"post_attention_layernorm": "post_attention_norm"}),
     "glm": Family(read=_glm4, fused=GATE_UP, pairs=True),
-    "glm4": Family(read=_glm4, names=_GLM4, fused=GATE_UP, pairs=True, gguf="glm4", gguf_pairs=True),
+    "glm4": Family(read=_glm4, names=_GLM4, fused=GATE_UP, pairs=True, gguf="glm4", gguf_pairs=True, keys=_glm4_keys),
     "stablelm": Family(read=_stablelm, gguf="stablelm", keys=_stablelm_keys),
     "nemotron": Family(read=_nemotron, plus_one="all", gguf="nemotron"),
     "arcee": Family(read=_arcee, gguf="arcee", gguf_pairs=True),
