@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Sequence as Seq
-from os.path import commonprefix  # of any lists: rivals' environments lack torch, which our own function needs
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,11 @@ NGRAMS, DRAFT = (3, 2), 4
 """Lengths of n-grams to look up, and draft length. Longer drafts lose more time on texts that do not repeat."""
 models: dict[str, Model] = {}
 draft_models: dict[str, DraftModel] = {}
+
+
+def count_common(a: Seq[int], b: Seq[int]) -> int:
+    """Count the tokens with which both begin. The package's function needs torch, which rivals' environments lack."""
+    return next((i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))
 
 
 class Model:
@@ -93,7 +97,7 @@ class DraftModel(Model):
 
     def draft(self, text: list[int], most: int, least: float) -> list[int]:
         """Draft a greedy chain after the text, up to the first token whose probability is below `least`."""
-        same = min(len(commonprefix([list(self.known), text])), len(text) - 1)
+        same = min(count_common(self.known, text), len(text) - 1)
         self.forget(same)
         for at in range(same, len(text), CHUNK):
             logits = self.decode(text[at : at + CHUNK], at)
@@ -137,7 +141,7 @@ def request(
             draft = lookup([*before, *generated], min(DRAFT, room)) if drafted else []
         at = len(ids) + len(generated) - 1
         best = model.decode([generated[-1], *draft], at, every=bool(draft)).argmax(-1).tolist()
-        right = len(commonprefix([draft, best]))
+        right = count_common(draft, best)
         if right < len(draft):
             model.forget(at + 1 + right)
         for token in best[: right + 1]:
