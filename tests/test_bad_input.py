@@ -42,8 +42,8 @@ def test_a_prompt_that_is_empty_or_too_long(llm: LLM, prompt: object, said: str)
     [
         ([{"rol": "user", "content": "x"}], "message 0 of the conversation has no role: {'rol': 'user'"),
         ([{"role": "user", "content": "x"}, {"role": ["user"]}], "message 1 of the conversation has no role"),
-        (["x"], "message 0 of the conversation is 'x'"), ([], "the conversation is [], not a list"),
-        ({"role": "user", "content": "x"}, "not a list of messages"), (5, "the conversation is 5, not a list"),
+        (["x"], "message 0 of the conversation is 'x'"), ([], "the conversation is [], but must be a list"),
+        ({"role": "user", "content": "x"}, "but must be a list of messages"), (5, "the conversation is 5, but must be a list"),
         ([{"role": "user"}], "chat template refuses this conversation. 'dict object' has no attribute 'content'"),
         ([{"role": "user", "content": 5}], "chat template refuses this conversation. Can only concatenate str"),
         ("a\ud800", "the conversation is not UTF-8 text: it has half of a surrogate pair, '\\ud800', at character"),
@@ -60,8 +60,8 @@ def test_a_conversation_that_is_none(llm: LLM, messages: object, said: str) -> N
         ("generate", {"max_tokens": 4}, "write params=SamplingParams(max_tokens=4)"),
         ("generate", {"max_new_tokens": 4}, "write params=SamplingParams(max_tokens=4)"),
         ("chat", {"temperature": 0.5}, "write params=SamplingParams(temperature=0.5)"),
-        ("generate", {"stream": True}, "write for chunk in llm.stream(prompt, params)"),
-        ("generate", {"sampling_params": None}, "write it as 'params'"),
+        ("generate", {"stream": True}, "write: for chunk in llm.stream(prompt, params)"),
+        ("generate", {"sampling_params": None}, "write 'params' instead"),
         ("stream", {"top_p": 0.5}, "write params=SamplingParams(top_p=0.5)"),
     ],
 )
@@ -81,7 +81,7 @@ def test_arguments_of_other_programs_are_refused_with_what_to_write(llm, method,
 def test_sampling_parameters_of_other_programs_are_refused_with_what_to_write(name: str, fix: str) -> None:
     with pytest.raises(ParameterError, match=re.escape(fix)) as fault:
         SamplingParams(**{name: 1})
-    assert f"{name!r}. A parameter that" in str(fault.value)
+    assert f"has no parameter {name!r}. Ignoring it" in str(fault.value)
 
 
 @pytest.mark.parametrize(

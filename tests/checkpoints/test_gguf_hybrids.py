@@ -142,9 +142,9 @@ def test_products_in_several_formats_compute_what_floats_compute(name: str, tmp_
 @pytest.mark.parametrize(
     ("name", "key", "value", "says"),
     [
-        ("nemotron_h_moe", "moe_latent_size", 16, "moe_latent_size is 16"),
-        ("nemotron_h_moe", "expert_shared_count", 2, "n_shared_experts is 2"),
-        ("lfm2moe", "expert_gating_func", 1, "expert_gating_func is 1"),
+        ("nemotron_h_moe", "moe_latent_size", 16, "moe_latent_size in config.json is 16"),
+        ("nemotron_h_moe", "expert_shared_count", 2, "n_shared_experts in config.json is 2"),
+        ("lfm2moe", "expert_gating_func", 1, "expert_gating_func in config.json is 1"),
     ],
 )
 def test_a_file_that_computes_something_else_is_refused(
@@ -164,8 +164,8 @@ def test_a_file_that_computes_something_else_is_refused(
             {"mamba_d_ssm": 100},
             "4 Mamba-2 heads of 16 outputs need the width 64, but config.json says 100",
         ),
-        ("falcon-h1", {"ssm_multipliers": [1, 2]}, "ssm_multipliers must have 5 numbers"),
-        ("nemotron_h", {"hybrid_override_pattern": "M-Z*E"}, "layers_block_type must name one of .* got 'M-Z"),
+        ("falcon-h1", {"ssm_multipliers": [1, 2]}, "ssm_multipliers must be a list of 5 numbers"),
+        ("nemotron_h", {"hybrid_override_pattern": "M-Z*E"}, "layers_block_type must name one of .* but is 'M-Z"),
     ],
 )
 def test_a_configuration_with_states_that_fit_no_layer_is_refused(

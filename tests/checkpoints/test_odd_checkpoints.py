@@ -272,4 +272,4 @@ def test_transformers_does_not_run_what_it_would_leave_out(name: str, copy: Call
 def test_tensors_that_belong_to_no_weight_are_named(copy: Callable[..., Path], caplog: Any) -> None:
     folder = rewrite(copy(), lambda held: held.update({"v_head.summary.weight": torch.ones(1, 64)}))
     assert own(folder, executor="transformers") == by_generate(folder)
-    assert "holds 1 tensors that transformers does not use: v_head.summary.weight" in caplog.text
+    assert "has 1 tensors that transformers does not use: v_head.summary.weight" in caplog.text

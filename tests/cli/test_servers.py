@@ -90,7 +90,7 @@ def test_bad_input_is_refused_before_anything_is_sent(refused, host, texts, give
 
 def test_a_wrong_key_is_refused(refused, host, texts, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "wrong")
-    assert "answered 401" in refused("bench", texts, "--serve", f"{host.url}/v1")
+    assert "HTTP status 401" in refused("bench", texts, "--serve", f"{host.url}/v1")
 
 
 def test_the_usual_number_of_requests_grows_with_those_in_flight():

@@ -60,7 +60,7 @@ def test_settings_without_an_equivalent_are_reported():
 def test_plain_decoding_has_settings_too():
     plain = vllm(DrafterChoice("none"))
     assert (plain.values, plain.text) == ({}, "")
-    assert plain.note.startswith("plain decoding")
+    assert plain.note.startswith("for plain decoding")
     assert "draft" not in slipstream(DrafterChoice("ngram", 3, draft="d"))
     assert slipstream(DrafterChoice("none", engine={"quantize": "int8", "dtype": None})) == {
         "target": "embedded", "drafter": "none", "draft_tokens": 0, "quantize": "int8"

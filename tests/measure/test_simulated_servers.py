@@ -100,7 +100,7 @@ def test_a_page_of_two_models_a_router_and_a_restart_are_named() -> None:
             engine.run(until)
         pages.append("".join(page([engine], model) for engine, model in zip(engines, "ab", strict=True)))
     both = judge([seen for text in pages if (seen := read_counters(text))], 0.05).diagnosis
-    assert both.reason == "the page adds up several models: a, b"
+    assert both.reason == "/metrics adds up several models: a, b"
     router = 'vllm:num_requests_running{server="http://a"} 4.0\nvllm:current_qps{server="http://a"} 2.0\n'
     seen = read_counters(router)
     assert seen is not None

@@ -229,7 +229,7 @@ def test_a_form_none_of_whose_first_tokens_is_allowed_is_refused(host: Host) -> 
     body = {
         "prompt": "a", "structured_outputs": {"regex": "x+"}, "logit_bias": dict.fromkeys(map(str, beginning), -100),
     }  # fmt: skip
-    assert "as the first one" in refused(host.post(PATH, **body), 400)
+    assert "as its first token" in refused(host.post(PATH, **body), 400)
 
 
 @pytest.mark.parametrize("temperature", [0, 1])

@@ -195,7 +195,7 @@ def test_slots_that_are_not_held_are_refused_and_the_sequences_continue(make: Ma
         f"has {slots} KV slots, but slot {slots} was requested": lambda: executor.kv(seq.id, slots + 1),
         f"but slot {slots} was requested": lambda: executor.move(seq.id, [slots], [0]),
         f"sequence {unknown.id} has no KV": lambda: executor.fork(unknown.id, 2, 0),
-        f"sequence {unknown.id} already has 0 KV slots": lambda: case.target.run([unknown], Draft.empty(1)),
+        f"sequence {unknown.id} has 0 KV slots": lambda: case.target.run([unknown], Draft.empty(1)),
     }.items():
         with pytest.raises(TargetError, match=message):
             call()

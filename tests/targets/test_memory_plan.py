@@ -102,7 +102,8 @@ def test_the_bytes_of_a_head_are_those_of_its_runtime(name, executor, of_target,
 
 def tensors_of(runtime: Any) -> list[torch.Tensor]:
     """Weights of a head in PyTorch, and the tables of the target that it has copies of."""
-    borrowed = getattr(runtime.head, "borrowed", {}).values() or runtime.head._borrowed
+    tables = getattr(runtime.head, "_borrowed", ())  # an EAGLE head reads them when it first needs them
+    borrowed = map(runtime.head.borrowed, tables) if isinstance(tables, dict) else tables
     return list({t.data_ptr(): t for t in (*runtime.head.parameters(), *borrowed) if t is not None}.values())
 
 
