@@ -198,7 +198,7 @@ def test_sampling_parameters_as_a_dict_are_refused_with_the_way_to_write_them(ll
     for given in ({"max_tokens": 2}, [{"max_tokens": 2}]):
         with pytest.raises(ParameterError, match=r"write SamplingParams\(max_tokens=\.\.\.\)"):
             llm.generate("x", given)  # type: ignore[arg-type]
-    with pytest.raises(ParameterError, match="are a int"):
+    with pytest.raises(ParameterError, match="params is a int"):
         llm.sequence("x", 3)  # type: ignore[arg-type]
 
 

@@ -95,7 +95,9 @@ def _read_messages(given: object) -> list[JsonObject]:
         raise ApiError(400, "messages is missing or empty, but must be a list of messages", "messages")
     messages = [each for i, message in enumerate(given) for each in _read_message(message, f"messages[{i}]")]
     if messages[-1]["role"] == "assistant":
-        raise ApiError(400, "the last message is an answer: continuing it (prefill) is not supported", "messages")
+        raise ApiError(
+            400, "the last message is the assistant's: continuing an answer (prefill) is not supported", "messages"
+        )
     return messages
 
 

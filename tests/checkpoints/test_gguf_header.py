@@ -93,7 +93,7 @@ def test_what_is_no_gguf_file_is_refused(tmp_path: Path) -> None:
         read_header(tmp_path / "missing.gguf")
     with pytest.raises(UnsupportedModelError, match="version 1"):
         read_header(write(tmp_path, gguf_bytes({"general.architecture": "x"}, {}, version=1)))
-    with pytest.raises(UnsupportedModelError, match=r"big\.gguf is big-endian, .*\. Its numbers would"):
+    with pytest.raises(UnsupportedModelError, match=r"big\.gguf is big-endian, .*\. The numbers"):
         read_header(write(tmp_path, gguf_bytes({"general.architecture": "x"}, {}, version=3 << 24), "big.gguf"))
     with pytest.raises(CheckpointError, match="architecture"):
         read_header(write(tmp_path, gguf_bytes({}, {}), "nameless.gguf"))

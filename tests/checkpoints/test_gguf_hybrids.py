@@ -164,8 +164,8 @@ def test_a_file_that_computes_something_else_is_refused(
             {"mamba_d_ssm": 100},
             "4 Mamba-2 heads of 16 outputs need the width 64, but config.json says 100",
         ),
-        ("falcon-h1", {"ssm_multipliers": [1, 2]}, "ssm_multipliers must have 5 numbers"),
-        ("nemotron_h", {"hybrid_override_pattern": "M-Z*E"}, "layers_block_type must name one of .* got 'M-Z"),
+        ("falcon-h1", {"ssm_multipliers": [1, 2]}, "ssm_multipliers must be a list of 5 numbers"),
+        ("nemotron_h", {"hybrid_override_pattern": "M-Z*E"}, "layers_block_type must name one of .* but is 'M-Z"),
     ],
 )
 def test_a_configuration_with_states_that_fit_no_layer_is_refused(

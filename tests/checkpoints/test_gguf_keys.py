@@ -84,7 +84,7 @@ def test_what_our_own_decoder_would_run_otherwise_is_refused_by_name(name, chang
 @pytest.mark.parametrize("divisors", [DIVISORS[:4], DIVISORS * 0, DIVISORS * np.nan, DIVISORS[None]])
 def test_what_cannot_divide_frequencies_is_refused(divisors: np.ndarray, tmp_path: Path) -> None:
     file = write(tmp_path / "a.gguf", change=lambda tensors: tensors | {"rope_freqs.weight": divisors})
-    with pytest.raises(CheckpointError, match=r"rope_freqs.weight' of a\.gguf is not 8 positive numbers"):
+    with pytest.raises(CheckpointError, match=r"rope_freqs.weight' of a\.gguf does not contain 8 positive numbers"):
         DecoderConfig.load(file)
 
 

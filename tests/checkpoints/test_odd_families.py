@@ -41,7 +41,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "layers of experts that are no list": ("llama4", {"moe_layers": 7}, "last key .* is 'moe_layers'"),
     "a chunk that is no number": ("llama4", {"attention_chunk_size": "x"}, "attention_chunk_size is 'x'"),
     "windows where chunks belong": (
-        "llama4", {"layer_types": ["sliding_attention"] * 4}, r"must name \('chunked_attention'"
+        "llama4", {"layer_types": ["sliding_attention"] * 4}, r"must name one of \('chunked_attention'"
     ),
     "a last layer that is none": ("ernie4.5-moe", {"moe_layer_end_index": "x"}, "moe_layer_end_index is 'x'"),
     "biases that experts do not have": ("ernie4.5-moe", {"use_bias": True}, "use_bias is True"),
@@ -61,7 +61,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
         "deepseek-v2-lite", {"num_experts_per_tok": 5}, "more than the experts of the chosen groups"
     ),
     "kinds of MLP that are too few": ("glm4-moe-lite", {"mlp_layer_types": ["dense"]}, "mlp_layer_types must name"),
-    "more experts chosen than there are": ("gemma4-moe", {"top_k_experts": 5}, "num_experts_per_tok is 5 of 4"),
+    "more experts chosen than there are": ("gemma4-moe", {"top_k_experts": 5}, "num_experts_per_tok is 5, but must be from 1 to 4"),
 }  # fmt: skip
 
 

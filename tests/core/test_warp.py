@@ -148,7 +148,7 @@ def test_nan_and_infinite_logits_raise(temperature: float, bad: float) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_without_a_possible_token_raises(temperature: float) -> None:
-    with pytest.raises(TargetError, match="forbidden"):
+    with pytest.raises(TargetError, match="-inf for every token"):
         warp(torch.full((1, 4), NEVER), SamplingParams(temperature=temperature))
     with pytest.raises(TargetError, match="logit_bias"):
         warp(torch.zeros(1, 3), SamplingParams(temperature=temperature, logit_bias=dict.fromkeys(range(3), -100.0)))

@@ -159,5 +159,5 @@ def test_a_draft_says_how_many_tokens_were_drawn_for_each_sequence(cost: float) 
     assert (len(draft) == 0) == (cost > 1)
     assert draft.pad(1).drawn == [*draft.drawn, 0]
     assert draft.part([2]).drawn == draft.drawn[2:]
-    with pytest.raises(DraftError, match="drawn has 2 entries for 3"):
+    with pytest.raises(DraftError, match="drawn has 2 entries, but the draft has 3"):
         draft.with_drawn([1, 1]).check([3, 0, 3], V, 64)

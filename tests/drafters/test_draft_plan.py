@@ -169,7 +169,7 @@ class TestInPython:
             def propose(self, seqs, budgets):
                 return None
 
-        with pytest.raises(ParameterError, match="of class 'Half' lacks observe, release, traits"):
+        with pytest.raises(ParameterError, match="of the class 'Half' lacks observe, release, traits"):
             llm.use(Half())
 
     @pytest.mark.parametrize(

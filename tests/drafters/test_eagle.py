@@ -273,7 +273,7 @@ class TestMaking:
 
     def test_a_mask_token_that_the_target_lacks_is_refused(self) -> None:
         head_config = config(3, 402, width=48, target=48, draft_vocab=402, taps=(1, 2, 4), mask_token=401)
-        with pytest.raises(PairError, match=r"EAGLE-3 head .* mask token 401, the target has the ids 0\.\.399"):
+        with pytest.raises(PairError, match=r"EAGLE-3 head .* mask token 401, but the target has the ids 0\.\.399"):
             make_eagle3(tiny_decoder(vocab_size=400, hidden_size=48), head=head(head_config))
 
     def test_the_head_of_a_quantised_target_is_quantised_too(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,13 +197,13 @@ def test_a_head_of_another_target_is_refused_at_load_with_both_values(tiny: Tiny
     target = Decoder.load(tiny.target, "torch", torch.float32, "cpu")
     save_medusa(tiny_heads(64, 320), tmp_path / "wide")
     save_medusa(tiny_heads(48, 512), tmp_path / "long")
-    with pytest.raises(PairError, match="width 64, the target has states of width 48"):
+    with pytest.raises(PairError, match="width 64, but the target has states of width 48"):
         make_drafter("medusa", target, head=tmp_path / "wide")
-    with pytest.raises(PairError, match="512 ids, the target has one of 320"):
+    with pytest.raises(PairError, match="512 ids, but the target has one of 320"):
         make_drafter("medusa", target, head=tmp_path / "long")
     with pytest.raises(CheckpointError, match="do not have"):
         make_drafter("medusa", target, head=tiny.draft)
-    with pytest.raises(ParameterError, match="no medusa head ships"):
+    with pytest.raises(ParameterError, match="brings no medusa head"):
         make_drafter("medusa", target)
 
 

@@ -104,7 +104,7 @@ def test_every_rule_is_a_command_line_choice() -> None:
 
 IMPOSSIBLE: dict[str, list[tuple[dict[str, Any], str]]] = {
     "layerskip": [
-        ({"exit": 3}, "exit is 3; the target has 3 layers"), ({"exit": 0}, "exit"), ({"exit": "early"}, "exit"),
+        ({"exit": 3}, "exit is 3, but the target has 3 layers"), ({"exit": 0}, "exit"), ({"exit": "early"}, "exit"),
         ({"exits": 2}, "did you mean 'exit'"),
     ],
     "ngram": [
@@ -123,9 +123,9 @@ IMPOSSIBLE: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "medusa": [
         ({"nodes": -1}, "nodes"), ({"nodes": 1000}, "at most 256"), ({"nodez": 4}, "did you mean 'nodes'"),
-        ({"tree": "2,x"}, "children at each depth"), ({"tree": "2,0"}, "branches"), ({"tree": "1,1,1,1,1"}, "5 deep"),
+        ({"tree": "2,x"}, "children at each depth"), ({"tree": "2,0"}, "branches"), ({"tree": "1,1,1,1,1"}, "the depth 5"),
         ({"tree": "8"}, "and 7 tokens of one head"), ({"tree": "6,6,6"}, "258 nodes"), ({"tree": []}, "0 nodes"),
-        ({"tree": [[0, 1]]}, "no parent"), ({"tree": "2", "nodes": 4}, "give only one"),
+        ({"tree": [[0, 1]]}, "no parent"), ({"tree": "2", "nodes": 4}, "give one of them"),
         ({"row_cost": -0.1}, "row_cost"),
     ],
     "eagle3": [

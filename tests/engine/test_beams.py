@@ -96,7 +96,7 @@ def test_min_tokens_with_nothing_but_stop_ids_is_an_error() -> None:
     ("given", "said"),
     [
         ({"beams": 1}, "greedy decoding"), ({"beams": 0}, "beams is 0"), ({"beams": 2.5}, "beams is 2.5"),
-        ({"beams": 3, "n": 4}, "n is 4, but 3 beams"), ({"n": 0}, "n is 0"),
+        ({"beams": 3, "n": 4}, "n is 4, but there are 3 beams"), ({"n": 0}, "n is 0"),
         ({"length_penalty": math.inf}, "length_penalty"), ({"length_penalty": "1"}, "length_penalty"),
         ({"length_penalty": 17}, "length_penalty"), ({"early_stopping": "always"}, "early_stopping is 'always'"),
         ({"early_stopping": 1}, "early_stopping is 1"), ({"early_stopping": None}, "early_stopping is None"),

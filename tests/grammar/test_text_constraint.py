@@ -208,7 +208,7 @@ def test_only_the_next_token_is_allowed_after_what_is_right() -> None:
     rows = form.find_allowed([3], [(), (1,), (2,), (1, 2)])
     assert [row.nonzero()[0].tolist() for row in rows] == [[1], [2], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
     assert [form.complete([3], tail) for tail in ((), (1,), (1, 2))] == [False, False, True]
-    with pytest.raises(ParameterError, match="holds id 5"):
+    with pytest.raises(ParameterError, match="contains id 5"):
         GivenTokens([5], 5)
 
 

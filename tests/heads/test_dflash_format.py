@@ -119,7 +119,7 @@ def own(**keys: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("damage", "error", "says"),
     [
-        (own(mask_token_id=None), LoadError, "mask_token_id of .* is None, expected the id that the head was trained"),
+        (own(mask_token_id=None), LoadError, "mask_token_id of .* is None, but must be the id"),
         (own(target_layer_ids=[]), LoadError, "target_layer_ids"),
         (own(target_layer_ids=[0, 1, 2]), LoadError, r"fc\.weight .* has the shape \(8, 10\)"),
         (own(use_swa=True), LoadError, "dflash_config.use_swa True"),
@@ -150,7 +150,7 @@ def test_a_mask_embedding_of_its_own_or_a_draft_vocabulary_without_an_output_hea
 
 
 def test_heads_of_another_kind_are_told_apart(folder: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"holds a dflash head.*use the drafter 'dflash'"):
+    with pytest.raises(CheckpointError, match=r"contains a dflash head.*use the drafter 'dflash'"):
         load_eagle(folder)
     for damage, says in (
         (lambda s: s.pop("hidden_norm.weight"), r"lacks 1 tensors .*hidden_norm"),

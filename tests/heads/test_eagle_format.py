@@ -137,7 +137,7 @@ class TestRefusals:
     def test_a_parallel_head_without_its_mask_token_or_taps_is_refused_in_one_line(self, tmp_path: Path) -> None:
         save_eagle(head(VARIANTS["parallel"]), tmp_path, torch.float64)
         rewrite(tmp_path, ptd_token_id=None)
-        with pytest.raises(ConfigError, match=r"names no mask token.*set mask_token_id") as raised:
+        with pytest.raises(ConfigError, match=r"does not set a mask token.*set mask_token_id") as raised:
             load_eagle(tmp_path)
         assert "\n" not in str(raised.value)
         rewrite(tmp_path, lambda s: s.pop("mask_hidden"), ptd_token_id=7)

@@ -199,7 +199,7 @@ def test_a_head_that_no_format_holds_is_refused(tiny: Tiny, source: Path, out: P
         save_dflash(dflash_head(dflash_config()), source)
     else:
         save_eagle(head(VARIANTS["1"]), source)
-    with pytest.raises(UnsupportedModelError, match=rf"an? {kind} head.*Fix: train one: slipstream train eagle3"):
+    with pytest.raises(UnsupportedModelError, match=rf"an? {kind} head.*Fix: train an EAGLE-3 head: slipstream"):
         convert_head(source, to, out, tiny.target)
     assert not out.exists()
 
@@ -208,10 +208,10 @@ def test_a_head_that_no_format_holds_is_refused(tiny: Tiny, source: Path, out: P
 def test_a_head_of_another_kind_is_refused_with_the_formats_that_hold_it(source: Path, out: Path, to: str) -> None:
     if to == "medusa":
         save_eagle(head(VARIANTS["3"]), source)
-        wanted = "holds an EAGLE-3 head.*Fix: choose eagle3, speculators, specforge"
+        wanted = "contains an EAGLE-3 head.*with --to: eagle3, speculators, specforge"
     else:
         save_medusa(tiny_heads(), source)
-        wanted = "holds Medusa heads.*Fix: choose medusa"
+        wanted = "contains Medusa heads.*with --to: medusa"
     with pytest.raises(UnsupportedModelError, match=wanted):
         convert_head(source, to, out)
 
@@ -299,7 +299,7 @@ def test_medusa_heads_are_written_as_in_the_authors_releases(tiny, source, out, 
 
 def test_medusa_heads_of_part_of_the_vocabulary_are_refused(tiny: Tiny, source: Path, out: Path) -> None:
     save_medusa(tiny_heads(48, 320, draft_vocab=64), source)
-    with pytest.raises(UnsupportedModelError, match="know only 64 of the target's 320 tokens"):
+    with pytest.raises(UnsupportedModelError, match="draft only 64 of the target's 320 tokens"):
         convert_head(source, "medusa", out, tiny.target)
 
 

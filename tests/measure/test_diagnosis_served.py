@@ -103,12 +103,12 @@ def test_a_server_without_acceptance_by_position_is_diagnosed_without_other_leng
 
 REFUSED: dict[str, tuple[dict[str, Any] | None, str]] = {
     "no page": (None, "/metrics has no counters of vLLM, SGLang, llama-server or Slipstream. Fix: start llama-server"),
-    "router": ({"output_tokens": None}, "the page has names of vLLM, but counts no output tokens, as a router's does"),
-    "two models": ({"models": ["a", "b"]}, "the page adds up several models: a, b"),
+    "router": ({"output_tokens": None}, "/metrics of vLLM does not count output tokens, as on a router"),
+    "two models": ({"models": ["a", "b"]}, "/metrics adds up several models: a, b"),
     "old": ({"server": "llamacpp", "drafts": None}, "this llama-server does not report drafts. Fix: use a newer one"),
-    "old SGLang": ({"server": "sglang", "drafts": None, "accept_length": 2.5}, "this SGLang counts no verify calls"),
+    "old SGLang": ({"server": "sglang", "drafts": None, "accept_length": 2.5}, "this SGLang counts no verification"),
     "idle": ({"output_tokens": 0.0, "drafts": 0.0}, "no request ran"),
-    "none ended": ({"output_tokens": 0.0, "running": 2.0}, "no token was counted; most servers count them when"),
+    "none ended": ({"output_tokens": 0.0, "running": 2.0}, "no token was counted yet; most servers count when"),
 }
 
 

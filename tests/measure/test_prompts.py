@@ -124,5 +124,5 @@ def test_a_context_is_earlier_text_before_each_prompt(prompt_set):
     for row, prompt in zip(rows, prompt_set.ids, strict=True):
         assert row[-len(prompt) :] == prompt
     assert prompt_set.in_context(2, 100)[0] == [6, 7]  # its end
-    with pytest.raises(ParameterError, match="room for 5 before the answer"):
+    with pytest.raises(ParameterError, match="room for 5 tokens before the answer"):
         prompt_set.in_context(8, 5)

@@ -66,7 +66,7 @@ def test_recorded_files_stay_readable(name):
     ("text", "said"),
     [
         ("{", "is not JSON"), ("[]", "not a result file"), ('{"format": "other"}', "not a result file"),
-        ('{"format": "slipstream-lab", "format_version": 2, "kind": "bench"}', "lacks settings, provenance"),
+        ('{"format": "slipstream-lab", "format_version": 2, "kind": "bench"}', "lacks the fields settings, provenance"),
     ],
 )  # fmt: skip
 def test_an_invalid_result_is_refused(tmp_path, text, said):

@@ -95,7 +95,7 @@ def test_rows_that_exceed_the_context_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rows": ()}, "rows are"), ({"rows": (2, 4)}, "rows are"), ({"rows": (1, 4, 4)}, "rows are"),
+        ({"rows": ()}, "rows is"), ({"rows": (2, 4)}, "rows is"), ({"rows": (1, 4, 4)}, "rows is"),
         ({"repeats": 0}, "repeats is 0"), ({"past": 0}, "past is 0"),
     ],
 )  # fmt: skip

@@ -36,13 +36,13 @@ BAD: dict[str, tuple[str, bytes | None, str]] = {
     "missing": ("a.txt", None, "does not exist"), "binary": ("a.txt", b"abc\0def", "not text: byte 3 is zero"),
     "latin-1": ("a.txt", b"caf\xe9 au lait", "not UTF-8 text: byte 3 is 0xe9"),
     "stream without starts": ("a.bin", b"\1\0", "a.starts.npy"),
-    "not JSON": ("a.jsonl", b'{"text": "x"}\n{"text": \n', "line 2: not JSON"),
+    "not JSON": ("a.jsonl", b'{"text": "x"}\n{"text": \n', "line 2 is not JSON"),
     "no field": ("a.jsonl", b'{"text": "x"}\n\n{"txet": "y"}\n', "line 3 has none of the known fields.*'txet'"),
     "a number": ("a.jsonl", b'{"text": 3}\n', "line 1: text is int"),
-    "a list": ("a.jsonl", b"[1]\n", "line 1: a list"),
+    "a list": ("a.jsonl", b"[1]\n", "line 1 is a JSON list"),
     "no role": ("a.jsonl", b'{"messages": [{"role": "robot", "content": "x"}]}\n', "turn 1: unknown role 'robot'"),
     "no turns": ("a.jsonl", b'{"messages": []}\n', "conversation is empty"),
-    "one object": ("a.json", b'{"text": "x"}', "one JSON dict"),
+    "one object": ("a.json", b'{"text": "x"}', "contains a JSON dict"),
 }  # fmt: skip
 
 
@@ -71,13 +71,13 @@ def test_no_data_and_empty_folders_are_refused_and_a_misspelt_file_is_named(
 @pytest.mark.parametrize("length", [64, 4096])
 def test_data_shorter_than_a_window_is_refused(length: int, encoder: DocumentEncoder, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x = 1\n" * 12)
-    with pytest.raises(DataError, match=f"too short: .* tokens.*window of {length + 1}"):
+    with pytest.raises(DataError, match=f"has only .* tokens.*window of {length + 1}"):
         prepare_data(tmp_path / "data", [str(tmp_path / "a.txt")], encoder, 300, length)
 
 
 def test_a_stream_of_another_tokenizer_is_refused(encoder: DocumentEncoder, tmp_path: Path) -> None:
     write_stream(tmp_path / "a.bin", [[5, 300, 7] * 50], eos=0)
-    with pytest.raises(DataError, match=r"holds id 300; the target's vocabulary is 0\.\.299"):
+    with pytest.raises(DataError, match=r"contains id 300, but the target's vocabulary is 0\.\.299"):
         prepare_data(tmp_path / "data", [str(tmp_path / "a.bin")], encoder, 300, 16)
 
 
@@ -220,7 +220,7 @@ def test_windows_start_with_pairs_and_cut_files_on_a_grid_and_a_short_stream_is_
     assert s.rows([0], 8).tolist() == [[1, 1, 1, 0, 2, 2, 2, 2, 2]]
     assert stream(tmp_path, [30, 5, 4, 9], whole=True).windows(8).tolist() == [0, 31, 37, 42]
     assert stream(tmp_path, [20, 9], whole=False).windows(8).tolist() == [0, 8, 16]
-    with pytest.raises(ParameterError, match="too short"):
+    with pytest.raises(ParameterError, match="has only"):
         stream(tmp_path, [3], whole=False).windows(8)
 
 

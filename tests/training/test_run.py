@@ -194,7 +194,7 @@ def test_an_unwritable_folder_is_refused_first(tiny_target: Path, tiny_data: Pat
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"length": 200}, "context holds 128"), ({"shares": (0.5, 0.5)}, "2 shares for 1 sources"),
+        ({"length": 200}, "context holds only 128"), ({"shares": (0.5, 0.5)}, "2 shares were given for 1 sources"),
         ({"budget_minutes": 1.0}, "exactly one budget"), ({"optimiser": "adma"}, "did you mean 'adamw'"),
         ({"rows": 8, "micro_rows": 3}, "multiple of micro_rows=3"), ({"lr": -1.0}, "lr is -1.0"),
         ({"device": "tpu9"}, "device is 'tpu9'"), ({"device": "cuda:1"}, "finds no CUDA device"),
@@ -356,7 +356,7 @@ def test_a_draft_continues_from_a_checkpoint(tiny_target: Path, tiny_data: Path,
     run = prepare(replace(config, options=options), say=quiet)
     assert run.loop.evaluate()["loss"] == pytest.approx(0.0, abs=1e-3), "the target itself has its own distributions"
     other = make_family("llama", tmp_path / "other")
-    with pytest.raises(Exception, match="96 ids, but the target has 48"):
+    with pytest.raises(Exception, match="96 ids, the target 48"):
         prepare(replace(config, options=DraftOptions(start=str(other))), say=quiet)
 
 

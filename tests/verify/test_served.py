@@ -254,7 +254,7 @@ def test_samples_of_one_outcome_show_no_difference():
 
 
 def test_a_refusal_is_shown_with_its_text(serve):
-    with pytest.raises(ServedError, match=r"answered 404: .*letters"):
+    with pytest.raises(ServedError, match=r"answered with HTTP status 404: .*letters"):
         serve(code=404).resolve()
 
 

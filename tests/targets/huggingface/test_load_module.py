@@ -308,7 +308,7 @@ def test_the_context_ends_where_frequencies_would_change(kind: str) -> None:
 
 
 def test_training_refuses_the_executor_of_transformers(tiny: Any) -> None:
-    with pytest.raises(ParameterError, match="no backend of our own decoder"):
+    with pytest.raises(ParameterError, match="but this needs our own decoder"):
         Decoder.load(tiny.target, "transformers")
 
 
