@@ -43,7 +43,7 @@ def test_a_prompt_that_is_empty_or_too_long(llm: LLM, prompt: object, said: str)
         ([{"rol": "user", "content": "x"}], "message 0 of the conversation has no role: {'rol': 'user'"),
         ([{"role": "user", "content": "x"}, {"role": ["user"]}], "message 1 of the conversation has no role"),
         (["x"], "message 0 of the conversation is 'x'"), ([], "the conversation is [], but must be a list"),
-        ({"role": "user", "content": "x"}, "must be a list of messages"), (5, "the conversation is 5, but must be a list"),
+        ({"role": "user", "content": "x"}, "must be a list of messages"), (5, "the conversation is 5, but must"),
         ([{"role": "user"}], "chat template refuses this conversation. 'dict object' has no attribute 'content'"),
         ([{"role": "user", "content": 5}], "chat template refuses this conversation. Can only concatenate str"),
         ("a\ud800", "the conversation is not UTF-8 text: it has half of a surrogate pair, '\\ud800', at character"),

@@ -123,7 +123,7 @@ IMPOSSIBLE: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "medusa": [
         ({"nodes": -1}, "nodes"), ({"nodes": 1000}, "at most 256"), ({"nodez": 4}, "did you mean 'nodes'"),
-        ({"tree": "2,x"}, "children at each depth"), ({"tree": "2,0"}, "branches"), ({"tree": "1,1,1,1,1"}, "the depth 5"),
+        ({"tree": "2,x"}, "children at each depth"), ({"tree": "2,0"}, "branches"), ({"tree": "1,1,1,1,1"}, "depth 5"),
         ({"tree": "8"}, "and 7 tokens of one head"), ({"tree": "6,6,6"}, "258 nodes"), ({"tree": []}, "0 nodes"),
         ({"tree": [[0, 1]]}, "no parent"), ({"tree": "2", "nodes": 4}, "give one of them"),
         ({"row_cost": -0.1}, "row_cost"),
