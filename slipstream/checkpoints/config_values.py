@@ -87,7 +87,7 @@ def cap_of(config: Mapping[str, object], key: str, default: float | None = None)
 def refuse(config: Mapping[str, object], key: str, plain: object) -> None:
     """Raise UnsupportedModelError for a value that changes what the model computes."""
     if config.get(key, plain) not in (plain, None):
-        raise make_refusal(f"{key} in config.json is {config[key]!r}, but our own decoder supports only {plain!r}")
+        raise make_refusal(f"{key} is {config[key]!r}, but our own decoder supports only {plain!r}")
 
 
 def flags_of(config: Mapping[str, object], key: str, default: list[bool]) -> list[bool]:

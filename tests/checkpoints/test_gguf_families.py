@@ -231,7 +231,7 @@ def test_keys_and_values_of_heads_stay_as_a_file_stores_them(
         ("attention.kv_lora_rank", None, "kv_lora_rank is 0"),
         ("attention.q_lora_rank", None, "lacks blk.0.attn_q.weight"),
         ("attention.value_length_mla", 128, "attn_v_b.weight.* but .4, 128, 64. is expected"),
-        ("expert_gating_func", 1, "norm_topk_prob in config.json is True"),
+        ("expert_gating_func", 1, "norm_topk_prob is True"),
         ("expert_used_count", None, "has no expert_used_count"),
         ("expert_group_used_count", None, "has no expert_group_used_count"),
         ("rope.freq_base", 1.0, "rope_theta is 1.0"),

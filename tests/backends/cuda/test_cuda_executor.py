@@ -178,7 +178,7 @@ def test_ids_outside_of_the_vocabulary_are_named_and_weights_that_overflow_are_f
         assert not out.finite
         assert out.maxima is None
     else:
-        with pytest.raises(TargetError, match="not finite"):
+        with pytest.raises(TargetError, match="NaN or infinite"):
             run([1, 2])
 
 
