@@ -95,7 +95,8 @@ def _read_messages(given: object) -> list[JsonObject]:
         raise ApiError(400, "messages is missing or empty, but must be a list of messages", "messages")
     messages = [each for i, message in enumerate(given) for each in _read_message(message, f"messages[{i}]")]
     if messages[-1]["role"] == "assistant":
-        raise ApiError(400, "the last message has the role 'assistant': continuing it (prefill) is not supported", "messages")
+        why = "the last message has the role 'assistant': continuing it (prefill) is not supported"
+        raise ApiError(400, why, "messages")
     return messages
 
 

@@ -270,7 +270,10 @@ OUTSIDE = ("../model.safetensors", "/etc/x.safetensors", "a/b.safetensors", ".."
     ("damage", "says"),
     [
         (lambda f: sorted(f.glob("*.safetensors"))[1].unlink(), "lacks 1 of .* weight files: model-00002"),
-        (weight_map(lambda m: m.update({"model.extra.weight": min(m.values())})), r"index.json lists for this file: model\.extra\.wei"),
+        (
+            weight_map(lambda m: m.update({"model.extra.weight": min(m.values())})),
+            r"index.json lists for this file: model\.extra\.wei",
+        ),
         *(
             (weight_map(lambda m, name=name: m.update({"model.norm.weight": name})), "is not a safetensors file")
             for name in OUTSIDE

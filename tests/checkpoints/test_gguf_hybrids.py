@@ -142,9 +142,9 @@ def test_products_in_several_formats_compute_what_floats_compute(name: str, tmp_
 @pytest.mark.parametrize(
     ("name", "key", "value", "says"),
     [
-        ("nemotron_h_moe", "moe_latent_size", 16, "moe_latent_size in config.json is 16"),
-        ("nemotron_h_moe", "expert_shared_count", 2, "n_shared_experts in config.json is 2"),
-        ("lfm2moe", "expert_gating_func", 1, "expert_gating_func in config.json is 1"),
+        ("nemotron_h_moe", "moe_latent_size", 16, "moe_latent_size is 16"),
+        ("nemotron_h_moe", "expert_shared_count", 2, "n_shared_experts is 2"),
+        ("lfm2moe", "expert_gating_func", 1, "expert_gating_func is 1"),
     ],
 )
 def test_a_file_that_computes_something_else_is_refused(

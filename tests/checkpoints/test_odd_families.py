@@ -44,24 +44,24 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
         "llama4", {"layer_types": ["sliding_attention"] * 4}, r"must name one of \('chunked_attention'"
     ),
     "a last layer that is none": ("ernie4.5-moe", {"moe_layer_end_index": "x"}, "moe_layer_end_index is 'x'"),
-    "biases that experts do not have": ("ernie4.5-moe", {"use_bias": True}, "use_bias in config.json is True"),
+    "biases that experts do not have": ("ernie4.5-moe", {"use_bias": True}, "use_bias is True"),
     "experts without their number": ("gemma4", {"enable_moe_block": True}, "has no num_experts"),
     "latent attention without its rank": ("deepseek-v3", {"kv_lora_rank": None}, "has no kv_lora_rank"),
     "latent attention without a size": ("glm4-moe-lite", {"qk_nope_head_dim": None}, "has no qk_nope_head_dim"),
     "a rank of queries that is none": ("deepseek-v2", {"q_lora_rank": "x"}, "q_lora_rank is 'x'"),
     "rotary embeddings that are not interleaved": (
-        "deepseek-v3", {"rope_interleave": False}, "rope_interleave in config.json is False"
+        "deepseek-v3", {"rope_interleave": False}, "rope_interleave is False"
     ),
     "odd rotated dimensions": ("deepseek-v3", {"qk_rope_head_dim": 15}, "qk_rope_head_dim 15 is odd"),
     "biases of queries that have none": ("deepseek-v2", {"q_lora_rank": None}, "does not run without q_lora_rank"),
     "an unknown choice of experts": ("deepseek-v2", {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'"),
-    "weights that are not normalised there": ("deepseek-v2", {"norm_topk_prob": True}, "norm_topk_prob in config.json is True"),
-    "scores of another kind": ("deepseek-v3", {"scoring_func": "softmax"}, "scoring_func in config.json is 'softmax'"),
+    "weights that are not normalised there": ("deepseek-v2", {"norm_topk_prob": True}, "norm_topk_prob is True"),
+    "scores of another kind": ("deepseek-v3", {"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
     "fewer experts in the groups than are chosen": (
         "deepseek-v2-lite", {"num_experts_per_tok": 5}, "more than the experts of the chosen groups"
     ),
     "kinds of MLP that are too few": ("glm4-moe-lite", {"mlp_layer_types": ["dense"]}, "mlp_layer_types must name"),
-    "more experts chosen than there are": ("gemma4-moe", {"top_k_experts": 5}, "num_experts_per_tok is 5, but must be from 1 to 4"),
+    "more experts chosen than there are": ("gemma4-moe", {"top_k_experts": 5}, "num_experts_per_tok is 5"),
 }  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def test_a_wrong_key_is_named(name: str, checkpoint: Callable[[str], Path]) -> N
 @pytest.mark.parametrize("kind", ["deepseek_v32", "minicpm3"])
 def test_a_family_that_is_not_run_is_refused_by_name_with_what_runs_it(kind: str) -> None:
     with pytest.raises(
-        UnsupportedModelError, match=f"architecture {kind!r}.* 'auto', with which transformers runs this model"
+        UnsupportedModelError, match=f"architecture {kind!r}.*'auto', with which transformers runs this model"
     ):
         DecoderConfig.from_dict({"model_type": kind, "hidden_size": 64})
 

@@ -123,7 +123,8 @@ IMPOSSIBLE: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "medusa": [
         ({"nodes": -1}, "nodes"), ({"nodes": 1000}, "at most 256"), ({"nodez": 4}, "did you mean 'nodes'"),
-        ({"tree": "2,x"}, "children at each depth"), ({"tree": "2,0"}, "branches"), ({"tree": "1,1,1,1,1"}, "the depth 5"),
+        ({"tree": "2,x"}, "children at each depth"), ({"tree": "2,0"}, "branches"),
+        ({"tree": "1,1,1,1,1"}, "the depth 5"),
         ({"tree": "8"}, "and 7 tokens of one head"), ({"tree": "6,6,6"}, "258 nodes"), ({"tree": []}, "0 nodes"),
         ({"tree": [[0, 1]]}, "no parent"), ({"tree": "2", "nodes": 4}, "give one of them"),
         ({"row_cost": -0.1}, "row_cost"),
@@ -135,7 +136,8 @@ IMPOSSIBLE: dict[str, list[tuple[dict[str, Any], str]]] = {
     "hybrid": [
         ({"min_match": 0}, "min_match"), ({"neural": 0}, "neural"),
         ({"append_token": 1}, "did you mean 'append_tokens'"), ({"members": []}, "no members"),
-        ({"members": [3]}, "3 is not a drafter"), ({"members": [RandomDrafter(5)], "model": ToyTarget()}, "given together"),
+        ({"members": [3]}, "3 is not a drafter"),
+        ({"members": [RandomDrafter(5)], "model": ToyTarget()}, "given together"),
     ],
 }  # fmt: skip
 MAKE: dict[str, Callable[..., object]] = {

@@ -199,7 +199,9 @@ def test_a_head_that_no_format_holds_is_refused(tiny: Tiny, source: Path, out: P
         save_dflash(dflash_head(dflash_config()), source)
     else:
         save_eagle(head(VARIANTS["1"]), source)
-    with pytest.raises(UnsupportedModelError, match=rf"an? {kind} head.*Fix: train an EAGLE-3 head: slipstream train eagle3"):
+    with pytest.raises(
+        UnsupportedModelError, match=rf"an? {kind} head.*Fix: train an EAGLE-3 head: slipstream train eagle3"
+    ):
         convert_head(source, to, out, tiny.target)
     assert not out.exists()
 

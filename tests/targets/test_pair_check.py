@@ -156,5 +156,7 @@ def test_the_embedded_pair_is_named_as_everywhere():
 
 
 def test_a_model_in_memory_is_refused_with_what_to_give_instead(tiny):
-    with pytest.raises(ParameterError, match=r"the draft is a model in memory, of the class ToyTarget.*give the folder"):
+    with pytest.raises(
+        ParameterError, match=r"the draft is a model in memory, of the class ToyTarget.*give the folder"
+    ):
         check_pair(tiny.target, ToyTarget())  # type: ignore[arg-type]
