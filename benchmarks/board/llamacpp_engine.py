@@ -29,6 +29,9 @@ NGRAM = {  # short n-grams: texts of the board are short
     "ngram-map-k": ["--spec-ngram-map-k-size-n", "2", "--spec-ngram-map-k-size-m", "4"],
     "ngram-mod": ["--spec-ngram-mod-n-match", "2", "--spec-ngram-mod-n-min", "1", "--spec-ngram-mod-n-max", "4"],
 }
+LEARNS = "ngram-map-k"
+"""Drafts nothing more after an n-gram whose draft was rejected once, also in later requests: with one prompt, soon
+nothing at all. A shorter prompt in between empties its table."""
 made: dict[str, Any] = {}
 
 
@@ -66,7 +69,7 @@ def load(method: str, target: str, draft: str, streams: int, prefix_cache: bool)
         drafts += ["--spec-draft-model", gguf(draft)]
     command = [HOME / "build/bin/llama-server", "--model", gguf(target), "--port", port, "--threads", 1]
     command += ["--parallel", streams, "--ctx-size", 512 * streams, "--cache-type-k", "f32", "--cache-type-v", "f32"]
-    made.update(url=f"http://127.0.0.1:{port}", streams=streams, cache=prefix_cache)
+    made.update(url=f"http://127.0.0.1:{port}", streams=streams, cache=prefix_cache, method=method)
     log, prctl = HOME / f"{method}.log", ctypes.CDLL(None).prctl
     with log.open("w") as lines:
         server = subprocess.Popen(
@@ -93,8 +96,13 @@ def generate(
     if schema is not None:
         body["json_schema"] = schema
 
+    def complete(seed: int) -> Any:
+        if made["method"] == LEARNS and not made["cache"]:
+            ask("/completion", body | {"prompt": ids[:1], "n_predict": 1})
+        return ask("/completion", body | {"seed": seed})
+
     with ThreadPoolExecutor(made["streams"]) as pool:
-        done = list(pool.map(lambda seed: ask("/completion", body | {"seed": seed}), seeds))
+        done = list(pool.map(complete, seeds))
     return {
         "texts": [each["tokens"] for each in done],
         "drafted": sum(each["timings"].get("draft_n", 0) for each in done),

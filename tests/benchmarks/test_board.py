@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.board import __main__ as board, judge, page
+from benchmarks.board import __main__ as board, judge, llamacpp_engine, page
 from benchmarks.board.__main__ import prompts
 from benchmarks.board.lineup import (
     CHECKS,
@@ -172,6 +172,20 @@ def test_methods_that_copy_get_longer_prompts_where_they_would_draft_too_little(
     for method, check in (("draft model", "penalty"), ("draft model", "JSON schema"), ("ngram", "T 1")):
         whole = prompts(method)
         assert board.asked_of(Cell("any", method, check)) == [ids[-CHECKS[check].context :] for ids in whole]
+
+
+def test_llama_cpp_empties_a_table_that_would_draft_no_more_before_each_text_unless_prefixes_are_kept(monkeypatch):
+    asked = []
+
+    def ask(path, body):
+        asked.append(len(body["prompt"]))
+        return {"tokens": [3], "timings": {}}
+
+    monkeypatch.setattr(llamacpp_engine, "ask", ask)
+    for method, cache in (("ngram-map-k", False), ("ngram-map-k", True), ("ngram-mod", False)):
+        monkeypatch.setattr(llamacpp_engine, "made", {"method": method, "cache": cache, "streams": 1})
+        assert llamacpp_engine.generate([1, 2, 3], 1, {}, None, [4, 5]) == {"texts": [[3], [3]], "drafted": 0}
+    assert asked == [1, 3, 1, 3] + 4 * [3]
 
 
 def test_a_difference_is_shown_only_with_what_fairness_asks_for(engine):
