@@ -47,7 +47,8 @@ How a cell is judged:
   as equal in float64.
 - Sampled: temperatures 1 and 0.7, {PROMPTS} prompts, texts of {TOKENS} tokens. Filters, penalty: top-k, top-p, min-p,
   and a repetition penalty over 16 tokens. Structured: a JSON schema. 8 streams: eight at once, with a prefix cache.
-- N-gram methods get longer prompts for penalty and schema, else they would draft too little.
+- N-gram methods get longer prompts for penalty and schema, and `ngram-map-k` an empty table for each text, else they
+  would draft too little.
 - If all engines are right, some cell says "differs" with a probability of at most {LEVEL:g}: {level_of_cell():.1e} for
   each.
 - The model is the embedded pair of 14.2M and 2.4M parameters; "hybrid": a random Qwen3.5 of four layers, three of them
@@ -60,14 +61,13 @@ What they promise:
 TAIL = """## Run it
 
 `make lossless-board` runs all cells that have no record in `benchmarks/results/board.json`, and writes this page. One
-row again, from nothing, or one cell:
+row or cell again, from nothing:
 
     python -m benchmarks.board --row 1
     {example}
 
-An engine that dies, hangs for 20 minutes, or breaks the contract below has cells that say so. An engine that ignores
-the option would be "same", so adapters count draft tokens: with too few, a cell is "not tested". Only OpenVINO GenAI's
-prompt lookup does not tell.
+An engine that dies, hangs for 20 minutes, or breaks the contract below has cells that say so. With too few draft
+tokens, a cell is "not tested"; only OpenVINO GenAI's prompt lookup does not tell their number.
 
 ## Add an engine
 
@@ -78,8 +78,8 @@ environment and answers three operations on its standard input:
 - `load(method, target, draft, streams, prefix_cache)`: `method` is "plain", or one of its ways of speculating. At most
   `streams` texts are decoded at once. `prefix_cache`: keep states of prompts.
 - `generate(ids, tokens, sampling, schema, seeds)`: `texts`, one list of token ids for each seed, exactly `tokens` long,
-  or shorter with the JSON schema `schema`. `sampling` is empty for greedy decoding, else fields such as `temperature`,
-  `top_k`, `repetition_penalty`. `drafted` is the number of draft tokens, if the engine tells. What the engine does not
+  or shorter with the JSON schema `schema`. `sampling` is empty for greedy decoding, else fields such as `top_k`.
+  `drafted` is the number of draft tokens, if the engine tells. What the engine does not
   do raises NotImplementedError: the cell is "refused".
 
 Then add an `Engine` to `benchmarks/board/lineup.py`, with what its documentation promises. A difference is "open"
