@@ -130,7 +130,7 @@ ENGINES = {
             "(https://huggingface.co/docs/transformers/generation_strategies#speculative-decoding)",
             pending=dict.fromkeys(
                 (f"universal | {name}" for name in CHECKS if name != "greedy"),
-                "logits of the draft are taken for those of other tokens, by the same code in 5.24.0; no issue of the "
+                "logits of the draft are taken for those of other tokens, also in 5.24.0; no issue of the "
                 "maintainers was found; shown by benchmarks/board/reproductions/transformers_universal.py",
             ),
         ),
@@ -172,7 +172,7 @@ ENGINES = {
         ),
         Engine(
             "ik_llama.cpp",
-            absent="its Python package (0.1.5) does not speculate; its server does, but `make ik-llamacpp` leaves it out",
+            absent="its Python package (0.1.5) does not speculate; its server does; `make ik-llamacpp` leaves it out",
         ),
         Engine(
             "ONNX Runtime GenAI", "benchmarks.board.ortgenai_engine", ROOT / ".venv-ortgenai/bin/python",
