@@ -50,7 +50,7 @@ from tests.checkpoints.gguf_files import (
 from tests.targets.reference import Reference
 
 TEXTS = 32
-"""Texts of CONTEXT tokens whose perplexity is compared."""
+"""Number of texts whose perplexity is compared. They have CONTEXT tokens if the model has as many positions."""
 KINDS, OF_EXPERTS = ("Q8_0", "Q4_0", "Q4_K_M"), "MXFP4_MOE"
 """Rows of 64 and 96 columns do not divide into blocks of 256: in Q4_K_M they are Q5_0, Q5_1 and Q8_0."""
 SAME = 1e-4
@@ -192,7 +192,9 @@ def compare(engine: LlamaCpp, family: str, checkpoint: Path, file: Path) -> dict
     }  # fmt: skip
     if apart(of_file, of_checkpoint) < SAME:
         row["llama.cpp to float64"] = apart(wanted, exact)
-    texts = engine.worker.call("sample", file=str(file), firsts=list(range(3, 3 + TEXTS)))["texts"]
+    firsts = [(3 + i) % wanted.shape[-1] for i in range(TEXTS)]
+    length = min(CONTEXT, header.size("context_length"))  # llama.cpp aborts at a learned position that is not there
+    texts = engine.worker.call("sample", file=str(file), firsts=firsts, length=length)["texts"]
     for kind in (*KINDS, OF_EXPERTS) if header.size("expert_count") else KINDS:
         stored = engine.quantise(file, kind)
         each = slipstream(stored, texts), engine.logits(stored, texts)
@@ -252,7 +254,7 @@ def table(results: dict[str, Any]) -> str:
         "is transformers on the checkpoint that the file was converted from. Where the file is another model than the "
         "checkpoint (below), llama.cpp has no distance from float64.",
         rows(["family", "largest logit", *columns.values()], logits),
-        f"Quantised files: perplexity of {TEXTS} texts of {CONTEXT} tokens over llama.cpp's on the same file, with a "
+        f"Quantised files: perplexity of {TEXTS} texts of up to {CONTEXT} tokens over llama.cpp's on the same file, with a "
         "95 % interval, and mean KL divergence (nats) of ours / llama.cpp's distributions from the exact ones of the "
         "same weights. Both programs round activations.",
         rows(["family", *kinds], cells),

@@ -97,14 +97,14 @@ def logits(file: str, texts: Seq[list[int]], out: str) -> dict[str, Any]:
     return {}
 
 
-def sample(file: str, firsts: Seq[int]) -> dict[str, Any]:
-    """Sample texts of CONTEXT tokens at temperature 1, each after a given first token."""
+def sample(file: str, firsts: Seq[int], length: int) -> dict[str, Any]:
+    """Sample texts of `length` tokens at temperature 1, each after a given first token."""
     rng, texts = np.random.default_rng(0), []
     with loaded(file) as model:
         for first in firsts:
             model.clear()
             text = [first]
-            while len(text) < CONTEXT:
+            while len(text) < length:
                 row = model.decode(text[-1:], len(text) - 1)[-1].astype(np.float64)
                 text.append(int((row + rng.gumbel(size=len(row))).argmax()))
             texts.append(text)
