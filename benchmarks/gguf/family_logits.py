@@ -254,9 +254,9 @@ def table(results: dict[str, Any]) -> str:
         "is transformers on the checkpoint that the file was converted from. Where the file is another model than the "
         "checkpoint (below), llama.cpp has no distance from float64.",
         rows(["family", "largest logit", *columns.values()], logits),
-        f"Quantised files: perplexity of {TEXTS} texts of up to {CONTEXT} tokens over llama.cpp's on the same file, with a "
-        "95 % interval, and mean KL divergence (nats) of ours / llama.cpp's distributions from the exact ones of the "
-        "same weights. Both programs round activations.",
+        f"Quantised files, {TEXTS} texts of at most {CONTEXT} tokens: our perplexity over llama.cpp's on the same file, "
+        "with a 95 % interval; mean KL divergence (nats) of ours / llama.cpp's distributions from llama.cpp's on the "
+        "same weights in float32. Both programs round activations.",
         rows(["family", *kinds], cells),
         LEFT_OUT,
         "\n".join(stops + notes),
