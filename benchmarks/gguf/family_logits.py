@@ -49,7 +49,7 @@ from tests.checkpoints.gguf_files import (
 )
 from tests.targets.reference import Reference
 
-TEXTS = 32
+TEXTS = 8
 """Number of texts whose perplexity is compared. They have CONTEXT tokens if the model has as many positions."""
 KINDS, OF_EXPERTS = ("Q8_0", "Q4_0", "Q4_K_M"), "MXFP4_MOE"
 """Rows of 64 and 96 columns do not divide into blocks of 256: in Q4_K_M they are Q5_0, Q5_1 and Q8_0."""
@@ -159,9 +159,11 @@ def compare_perplexity(ours: Tensor, theirs: Tensor, exact: Tensor, texts: Seq[S
     """Compare logits of texts. exact: those of the same weights in float32. Returns the ratio of our perplexity to
     llama.cpp's less 1, half of its 95 % interval, and the mean KL divergence of both from the exact distributions."""
     apart = losses(ours, texts) - losses(theirs, texts)
-    kl = {who: float(divergences(exact, each)[0].mean()) for who, each in (("ours", ours), ("llama.cpp", theirs))}
+    kl = {
+        who: rounded(float(divergences(exact, each)[0].mean())) for who, each in (("ours", ours), ("llama.cpp", theirs))
+    }
     wide = 1.96 * float(apart.std()) / math.sqrt(len(apart))
-    return {"ratio": math.expm1(float(apart.mean())), "interval": wide, "kl": kl}
+    return {"ratio": rounded(math.expm1(float(apart.mean()))), "interval": rounded(wide), "kl": kl}
 
 
 def make_checkpoint(family: str, folder: Path) -> Path:
@@ -185,7 +187,7 @@ def compare(engine: LlamaCpp, family: str, checkpoint: Path, file: Path) -> dict
     exact = Reference(checkpoint, torch.float64)([RECORDED_TEXT])[0]
     of_file, of_checkpoint = (slipstream(path, [RECORDED_TEXT])[0] for path in (file, checkpoint))
     largest = float(wanted.abs().max())
-    apart = lambda a, b: float((a - b).abs().max()) / largest  # noqa: E731
+    apart = lambda a, b: rounded(float((a - b).abs().max()) / largest)  # noqa: E731
     row: dict[str, Any] = {
         "family": family, "architecture": header.architecture, "largest": largest, "file": apart(of_file, wanted),
         "checkpoint": apart(of_checkpoint, wanted), "ours to float64": apart(of_checkpoint, exact), "perplexity": {},
@@ -254,8 +256,8 @@ def table(results: dict[str, Any]) -> str:
         "is transformers on the checkpoint that the file was converted from. Where the file is another model than the "
         "checkpoint (below), llama.cpp has no distance from float64.",
         rows(["family", "largest logit", *columns.values()], logits),
-        f"Quantised files, {TEXTS} texts of at most {CONTEXT} tokens: our perplexity over llama.cpp's on the same file, "
-        "with a 95 % interval; mean KL divergence (nats) of ours / llama.cpp's distributions from llama.cpp's on the "
+        f"Quantised files, {TEXTS} texts of at most {CONTEXT} tokens: our perplexity over llama.cpp's on the same file "
+        "with its 95 % interval; mean KL divergence (nats) of ours / llama.cpp's distributions from llama.cpp's on the "
         "same weights in float32. Both programs round activations.",
         rows(["family", *kinds], cells),
         LEFT_OUT,
@@ -279,12 +281,13 @@ def main(words: Seq[str] | None = None) -> int:
     parser.add_argument("--build", type=Path, default=ROOT / ".venv-llama-server")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     options = parser.parse_args(words)
-    version = json.loads((options.build / "version.json").read_text())
+    version, of_commit = json.loads((options.build / "version.json").read_text()), commit()
     out, kept = options.out / "family-logits.json", dict(RECORDED)
     figures = {row["family"]: row for row in json.loads(out.read_text())["rows"]} if out.exists() else {}
+    options.out.mkdir(parents=True, exist_ok=True)
     engine = None
     for family in options.only:
-        if family in LACKING and family not in kept:
+        if family in LACKING and not (options.record and family in kept):
             continue
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
@@ -292,30 +295,28 @@ def main(words: Seq[str] | None = None) -> int:
             checkpoint, file = make_checkpoint(family, folder / "checkpoint"), folder / "model.gguf"
             try:
                 engine.worker.call("convert", checkpoint=str(checkpoint), file=str(file))
-                kept[family] = describe(read_header(file))
+                if options.record:
+                    kept[family] = describe(read_header(file))
                 if family not in LACKING:
-                    kept[family] |= record(engine, kept[family], folder)
+                    kept[family] |= record(engine, kept[family], folder) if options.record else {}
                     figures[family] = compare(engine, family, checkpoint, file)
             except ContenderError as error:  # a new process goes on
                 figures[family] = {"family": family, "stops": public(str(error).strip().splitlines()[-1])}
                 engine.worker.close()
                 engine = None
-            print(figures.get(family), file=sys.stderr)
+        results = {
+            "schema": 1, "date": now(), "commit": of_commit, "llama-cpp-python": version, "different": DIFFERENT,
+            "lacking": LACKING, "rows": [figures[family] for family in FAMILIES if family in figures],
+        }  # fmt: skip
+        out.write_text(json.dumps(results, indent=1) + "\n")
+        out.with_suffix(".md").write_text(table(results))
     if engine:
         engine.worker.close()
     if options.record:
         lines = [f"{json.dumps(family)}: {json.dumps(kept[family])}" for family in FAMILIES if family in kept]
         RECORDS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-    results = {
-        "schema": 1, "date": now(), "commit": commit(), "different": DIFFERENT, "lacking": LACKING,
-        "llama-cpp-python": version,
-        "rows": [figures[family] for family in FAMILIES if family in figures],
-    }  # fmt: skip
-    options.out.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(results, indent=1) + "\n")
-    out.with_suffix(".md").write_text(text := table(results))
-    print(text)
-    return int(any(missed(row) for row in results["rows"]))
+    print(out.with_suffix(".md").read_text())
+    return int(any(missed(row) for row in figures.values()))
 
 
 def missed(row: dict[str, Any]) -> bool:
