@@ -297,8 +297,9 @@ def main(words: Seq[str] | None = None) -> int:
                 engine.worker.call("convert", checkpoint=str(checkpoint), file=str(file))
                 if options.record:
                     kept[family] = describe(read_header(file))
+                    if family not in LACKING:
+                        kept[family] |= record(engine, kept[family], folder)
                 if family not in LACKING:
-                    kept[family] |= record(engine, kept[family], folder) if options.record else {}
                     figures[family] = compare(engine, family, checkpoint, file)
             except ContenderError as error:  # a new process goes on
                 figures[family] = {"family": family, "stops": public(str(error).strip().splitlines()[-1])}
