@@ -120,4 +120,4 @@ def test_a_family_at_which_llamacpp_stops_is_a_row_and_the_next_family_follows(t
     stops = "ops.cpp:7: GGML_ASSERT(x) failed"
     rows = json.loads((tmp_path / "family-logits.json").read_text())["rows"]
     assert rows == [{"family": family, "stops": stops} for family in families]
-    assert f"- gpt2: llama.cpp stops: {stops}" in (tmp_path / "family-logits.md").read_text()
+    assert f"- gpt2: llama.cpp stops: {stops}.\n" in (tmp_path / "family-logits.md").read_text()
