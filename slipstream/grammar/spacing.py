@@ -26,6 +26,9 @@ class Spacing:
     is_quoted: bool = False
     is_escaped: bool = False
 
+    def copy(self) -> Spacing:
+        return Spacing(self.seen, self.last, self.gap, self.depth, self.is_quoted, self.is_escaped)
+
     def read(self, data: bytes, learns: bool = False) -> None:
         """Read these bytes. learns: whether their white space is remembered."""
         for byte in data:
