@@ -51,7 +51,7 @@ class Symbols:
         self._ids = np.array([*special, *range(self.first, self.first + 256)])
         self._count = len(special)
         self._is_solid = ~np.isin(self._ids - self.first, list(SPACES))
-        self._byte, self._bit = self._ids >> 3, (1 << (self._ids & 7)).astype(np.uint8)  # of each symbol, in a mask
+        self._byte, self._bit = self._ids >> 3, (1 << (self._ids & 7)).astype(np.uint8)  # each symbol's place in a mask
         self.read_mask = lru_cache(KEPT)(self._read_mask)
         self.of = lru_cache(None)(self._of)
 

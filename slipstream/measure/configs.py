@@ -67,7 +67,8 @@ class DrafterChoice(Strict):
 
 @dataclass(frozen=True)
 class Settings(Strict):
-    """values: the settings, None if the program has no counterpart; text: the settings as arguments; note: a remark."""
+    """A drafter choice as another program's settings. values: the settings, None if the program has no counterpart;
+    text: the settings as arguments; note: a remark."""
 
     values: JsonObject | None
     text: str

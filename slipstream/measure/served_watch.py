@@ -55,7 +55,7 @@ class PayWatch:
         judged, self._samples = judge(self._samples, self.c), self._samples[-1:]
         counters, diagnosis = judged.counters or {}, judged.diagnosis or ServedDiagnosis()
         if not counters["output_tokens"] and not counters["running"]:
-            return None  # no requests: nothing changes
+            return None  # without requests nothing changes
         event, decided = self._verdict(counters, diagnosis), self.state in (PAYS, COSTS)
         if event["event"] == UNDECIDED:
             is_said = self.state != UNDECIDED and not decided
@@ -81,7 +81,7 @@ class PayWatch:
             self._known.append(event)
         elif diagnosis.cause != OFF:
             event["event"] = next((each["event"] for each in self._known[::-1] if _decides(each, event)), UNDECIDED)
-        if counters["server"] == "llamacpp" and event["event"] != UNDECIDED:  # each request sets the draft length there
+        if counters["server"] == "llamacpp" and event["event"] != UNDECIDED:  # each request sets the draft length
             event["send"] = {"speculative.n_max": 0 if event["event"] == COSTS else known.get("best_length")}
         return event
 

@@ -67,7 +67,7 @@ def words(name: str, cell: MakeCell = lambda row: row) -> Column:
 
 @dataclass(frozen=True)
 class Table:
-    """rows: one cell per column. note: explains the columns."""
+    """A table of a report. rows: one cell per column. note: explains the columns."""
 
     title: str
     columns: Seq[Column]
@@ -102,8 +102,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Plot:
-    """name: name of the exported file. title, caption: text next to the plot. alt: a text alternative with the values.
-    draw: draws the plot. height, width: in inches; at the default width, text is readable on a phone and on paper."""
+    """A plot of a report. name: name of the exported file. title, caption: text next to the plot. alt: a text
+    alternative with the values. draw: draws the plot. height, width: in inches; at the default width, text is
+    readable on a phone and on paper."""
 
     name: str
     title: str

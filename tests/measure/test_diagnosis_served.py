@@ -36,7 +36,7 @@ def test_the_speed_up_is_at_most_the_tokens_of_a_step_and_not_predicted_without_
     diagnosis = diagnose_served(counters(GOOD, running=6.0), C)
     assert (diagnosis.cause, diagnosis.forecast.most) == ("not diagnosed", pytest.approx(MOST))
     assert diagnosis.forecast.now == pytest.approx(MOST / 1.4)
-    assert f"assumed: rows are free, and a draft token costs 0.1 steps: {MOST / 1.4:.2f}x" in diagnosis.evidence
+    assert f"assumed: verification is free, and a draft token costs 0.1 steps: {MOST / 1.4:.2f}x" in diagnosis.evidence
     lead = said(counters(GOOD, running=128.0))
     assert lead.startswith(
         f"Not diagnosed: at most {MOST:.2f}x (1,000 decode steps) under this load, about 128 requests"

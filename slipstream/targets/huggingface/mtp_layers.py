@@ -65,8 +65,9 @@ class _Open:
 
 
 class MtpLayers(PackedLayers):
-    """model: the layers, with the target's embedding and output head; device: of the embedding. context: largest number
-    of tokens in a sequence. kind: how attention runs, one of `packed_pass.KINDS`. place: device of the layers."""
+    """MTP layers that transformers runs. model: the layers, with the target's embedding and output head; device: of
+    the embedding. context: largest number of tokens in a sequence. kind: how attention runs, one of
+    `packed_pass.KINDS`. place: device of the layers."""
 
     name = "transformers"
     mask: Tensor | None = None
@@ -147,7 +148,7 @@ class MtpLayers(PackedLayers):
         """Add one draft token to each sequence. Returns the outputs [B, d] for the last rows."""
         each = [self._open[seq_id] for seq_id in batch.seq_ids]
         depth = batch.past[0] + 1 - each[0].first - each[0].rows
-        if depth >= self.layers:  # each layer has run all rows; run one row more
+        if depth >= self.layers:  # every layer has run all open rows: run one more row
             past = [state.first + state.rows + depth // self.layers - 1 for state in each]
             return self.run(depth % self.layers, replace(batch, past=past), features)
         for state, token in zip(each, batch.tokens.tolist(), strict=True):
