@@ -82,8 +82,7 @@ def assume_accuracies(heads: int) -> Accuracies:
 
 
 class MedusaDrafter(PrefixKeeper):
-    """Drafts trees with Medusa heads. heads: the Medusa heads (see `MedusaRuntime`), on `device`. vocab_size: width
-    of the target's logits."""
+    """Drafts trees with Medusa heads, which are on `device`. vocab_size: width of the target's logits."""
 
     name = "medusa"
     traits = DrafterTraits(taps=(-1,), keeps_prefixes=True)

@@ -185,9 +185,8 @@ class StringDrafter(PrefixKeeper):
 
 @dataclass
 class _Text:
-    """A text of the target, and the draft model's sequence for it. known: how many of the target's tokens have been
-    read. begin: index in `reading.ids` of the first token of `sequence`, not counting the tokens that begin every
-    text."""
+    """A text of the target, and the draft model's sequence for it. known: number of the target's tokens that were
+    read. begin: index in `reading.ids` of the first token of `sequence`, without the tokens that begin every text."""
 
     reading: Reading
     sequence: Sequence

@@ -51,9 +51,8 @@ Command = Callable[[], list[Update]]
 
 
 class EngineThread:
-    """Steps an engine in a thread. prepare: makes the engine's request from a `RequestSpec`; raises the error of an
-    invalid one. deliver: called in the engine's thread, once a step. It must return soon, because decoding waits for
-    it."""
+    """Steps an engine in a thread. prepare: makes the engine's request from a `RequestSpec`, or raises its error.
+    deliver: called in the engine's thread, once a step. It must return soon, because decoding waits for it."""
 
     def __init__(self, engine: Engine, prepare: Callable[[RequestSpec], Prepared], deliver: Callable[[Report], None]):
         self.engine = engine

@@ -102,9 +102,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot of a report. name: name of the exported file. title, caption: text next to the plot. alt: a text
-    alternative with the values. draw: draws the plot. height, width: in inches; at the default width, text is
-    readable on a phone and on paper."""
+    """name: name of the exported file. title, caption: text next to the plot. alt: a text alternative with the values.
+    draw: draws the plot. height, width: in inches; at the default width, text is readable on a phone and on paper."""
 
     name: str
     title: str

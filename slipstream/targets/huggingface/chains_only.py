@@ -30,8 +30,7 @@ _LAG = 16
 
 
 class ChainsOnly:
-    """A target that runs one sequence at a time. parts: the model; shape: its sizes; chunk: largest number of prompt
-    tokens in one forward pass.
+    """Runs one sequence at a time. parts: the model; shape: its sizes; chunk: most prompt tokens in one forward pass.
 
     one_by_one  whether tokens after the first forward pass are read one at a time, for models that forget their state
                 when they read several (Mamba in transformers 5.23).

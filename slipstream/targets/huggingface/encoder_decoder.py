@@ -92,8 +92,7 @@ class ChainsAnswers(ChainsOnly):
 
 
 class EncoderDecoder:
-    """A target around an encoder-decoder. runner: the decoder, around `PackedAnswers` or `ChainsAnswers`. sources:
-    the encoded sources of its sequences."""
+    """An encoder-decoder. runner: its decoder, in `PackedAnswers` or `ChainsAnswers`. sources: the encoded sources."""
 
     def __init__(self, runner: Decoder | ChainsOnly, encoder: Encoder, sources: EncodedSources):
         self.runner, self.encoder, self.sources = runner, encoder, sources

@@ -65,9 +65,8 @@ class _Open:
 
 
 class MtpLayers(PackedLayers):
-    """MTP layers that transformers runs. model: the layers, with the target's embedding and output head; device: of
-    the embedding. context: largest number of tokens in a sequence. kind: how attention runs, one of
-    `packed_pass.KINDS`. place: device of the layers."""
+    """model: the layers, with the target's embedding and output head; device: of the embedding. context: largest number
+    of tokens in a sequence. kind: how attention runs, one of `packed_pass.KINDS`. place: device of the layers."""
 
     name = "transformers"
     mask: Tensor | None = None
