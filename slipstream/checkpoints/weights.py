@@ -374,7 +374,7 @@ def _canonical(
         spans.append((whole, _span(first // groups, (first + expected[whole][0]) // groups, groups)))
         first += expected[whole][0]
     if spans:
-        return spans if first == shape[0] else [(spans[0][0], _whole)]  # its shape is refused later
+        return spans if first == shape[0] else [(spans[0][0], _whole)]  # a wrong shape is refused later
     name = _of_mlp(name, config)
     if name.endswith(".gate_correction.bias"):
         return [(name, torch.flatten)]  # ERNIE stores it as a matrix of one row

@@ -181,7 +181,7 @@ class LookupDrafter(ABC, Generic[S]):
     def continue_from(self, seq: Sequence, drafted: Seq[int], budget: Budget) -> tuple[list[int], int]:
         state = self._read(seq)
         best = self._best(state, drafted, budget)
-        if state.last is NOTHING:  # this lookup has no draft of its own to learn from
+        if state.last is NOTHING:  # there is no draft of this lookup to learn from
             state.last = replace(best, after=drafted)
         return list(best.draft), best.match
 

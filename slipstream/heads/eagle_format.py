@@ -83,7 +83,7 @@ def _read_config(
         o_bias=layer + "self_attn.o_proj.bias" in tensors,
         mlp_bias=layer + "mlp.up_proj.bias" in tensors,
         qk_norm=layer + "self_attn.q_norm.weight" in tensors,
-        mask_token=None,  # it is in `EagleConfig` instead
+        mask_token=None,  # `EagleConfig.mask_token` has the id
     )
     fc = tuple(tensors["fc.weight"].shape)  # [d, taps * target_hidden], or [d, d + target_hidden]
     d = decoder.hidden_size

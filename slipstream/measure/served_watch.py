@@ -46,7 +46,7 @@ class PayWatch:
     def add(self, sample: Counters | None) -> Event | None:
         """Add a reading of the counters, None if the server reports none. Returns an event if something has changed."""
         if sample is None or (self._samples and sample.has_restarted(self._samples[-1])):
-            said, self.state = self.state, LOST if sample is None else RESTARTED  # its settings may have changed
+            said, self.state = self.state, LOST if sample is None else RESTARTED  # settings may have changed
             self._samples, self._last, self._known = [sample] if sample else [], None, []
             return None if said == self.state else {"event": self.state}
         self._samples.append(sample)

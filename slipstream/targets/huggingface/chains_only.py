@@ -172,4 +172,4 @@ def fork_cache(caches: dict[int, RollbackCache], parent_id: int, child_id: int, 
     read = None if parent is None else len(parent.tokens)
     check_fork(parent_id, child_id, length, read, child_id in caches)
     assert parent is not None
-    caches[child_id] = parent.copy()  # its next run rolls back to `length`
+    caches[child_id] = parent.copy()  # the child's next run rolls back to `length`
