@@ -141,7 +141,7 @@ def test_every_counter_is_shown_with_its_name_or_as_not_reported() -> None:
     assert rows["accepted at"] == ["80%, 64%, 51%, 41%", "spec_decode_num_accepted_tokens_per_pos_total"]
     assert rows["preemptions"][0] == "not reported"
     assert rows["acceptance rate"] == ["59%", "computed"]
-    assert "what a step takes on a server that does not speculate" in page_section.notes[-1]
+    assert "the time of a step on a server that does not speculate" in page_section.notes[-1]
 
 
 def test_an_interrupted_run_has_a_report() -> None:
