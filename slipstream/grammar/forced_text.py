@@ -127,7 +127,7 @@ class SpelledForm:
         complete, at = list[int](), 0
         for token in tokens:
             text = written[token] if token < len(written) else b""
-            if not text or data[at : at + len(text)] != text:  # also for the unknown token
+            if not text or data[at : at + len(text)] != text:  # the unknown token does not write the text either
                 break
             complete.append(token)
             at += len(text)
