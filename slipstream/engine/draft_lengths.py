@@ -75,7 +75,7 @@ class LengthPolicy(ABC):
         self.costs, self.trials, self.gains = StepCosts(relative_cost), trials, gains
         # The target updates this function, so all copies of the costs use the same one.
         self._shared = {id(relative_cost): relative_cost}
-        self._costs_by_context = {0: self.costs}  # by length class of the texts (see `SHORT_CONTEXT`)
+        self._costs_by_context = {0: self.costs}  # keys: classes of text lengths (see `SHORT_CONTEXT`)
         # Ids of the requests, their lengths, and for how many steps these lengths were used.
         self._choice: tuple[tuple[int, ...], list[int], int] = ((), [], 0)
         self._drafted, self._renew = 0, 1  # drafting steps since the last plain step; their limit

@@ -119,7 +119,7 @@ class Engine:
         self._lock = lock or Turns()
         self._requests: dict[int, Request] = {}  # waiting and running
         self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []  # in the order in which they joined
+        self._running: list[Sequence] = []  # requests in the order in which they joined
         self._learning = 0.0  # seconds that learning from the last step took
 
     # --- requests ------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class Engine:
             seqs, prompts = self._rows()
             aside = self.drafter.seconds
             forced = self._draft_forced(seqs)
-            self.drafter.seconds = aside  # without lookups after forced tokens: their lengths are not chosen
+            self.drafter.seconds = aside  # excludes lookups after forced tokens, whose lengths are not chosen
             began = perf_counter() - self._learning
             budgets = self._choose_budgets(seqs, prompts, forced)
             if self._bounded is not None:
