@@ -260,8 +260,9 @@ def table(results: dict[str, Any]) -> str:
         "with its 95 % interval; mean KL divergence (nats) of ours / llama.cpp's distributions from llama.cpp's on the "
         "same weights in float32. Both programs round activations.",
         rows(["family", *kinds], cells),
-        f"Beyond the bars ({MOST:.0e} for logits, {100 * MOST_PERPLEXITY} % for perplexity). In mixtures of experts a "
-        "near tie of the router lets rounding change the chosen experts, which widens the interval.",
+        f"Beyond the bars ({MOST:.0e} for logits, {100 * MOST_PERPLEXITY} % for perplexity). Random weights amplify "
+        "rounding, and in mixtures of experts it changes the chosen experts at near ties of the router. So intervals "
+        "are wide, and the KL divergence says more about the size of both programs' errors.",
         "\n".join(beyond) or "None.",
         LEFT_OUT,
         "\n".join(notes),
