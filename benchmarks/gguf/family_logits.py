@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from benchmarks.accuracy import divergences
 from benchmarks.gguf.family_worker import CONTEXT, environment
@@ -184,7 +185,8 @@ def compare(engine: LlamaCpp, family: str, checkpoint: Path, file: Path) -> dict
     """Return the figures of a family: of its file, its checkpoint and its quantised files."""
     header = read_header(file)
     wanted = engine.logits(file, [RECORDED_TEXT])[0]
-    exact = Reference(checkpoint, torch.float64)([RECORDED_TEXT])[0]
+    kind = AutoModelForImageTextToText if family in WRAPPED else AutoModelForCausalLM
+    exact = Reference(checkpoint, torch.float64, kind)([RECORDED_TEXT])[0]
     of_file, of_checkpoint = (slipstream(path, [RECORDED_TEXT])[0] for path in (file, checkpoint))
     largest = float(wanted.abs().max())
     apart = lambda a, b: rounded(float((a - b).abs().max()) / largest)  # noqa: E731
