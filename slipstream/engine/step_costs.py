@@ -42,7 +42,7 @@ class StepCosts:
         read the prompts."""
         self._with_prompts.add(float(step.prompt_rows > 0))
         drafts = any(step.lengths)
-        self.forward.add(rows_of(step), step.rest / step.repeats)
+        self.forward.add(rows_of(step), step.rest / step.repeats, step.repeats)
         if step.read and drafter_reads and not drafts:
             self._reading.add(step.draft / self.forward.moment / step.read)
 
