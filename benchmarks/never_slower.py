@@ -2,11 +2,12 @@
 
 A cell is a combination of model, kind of text, number of streams and bits of the weights, on an idle machine or with
 another process on one core. In each cell, the default drafter and plain decoding decode the same requests in turns,
-prompts included. The run fails if the upper bound of a 95 % interval of the speed-up is below `BOUND`. The interval is
-for further passes over the same texts, because kinds of text differ far more than passes do. Cells of kind "plain"
-compare plain decoding with itself, which shows the noise. Speed-ups that the policy of draft lengths predicts are
-compared with the measured speed-up of decoding without prompts. The benchmark also times rows by depth of context. A
-run that was interrupted continues when it is started again.
+prompts included. A stream sends its next request when one has ended. The run fails if the upper bound of a 95 %
+interval of the speed-up is below `BOUND`. The interval is for further passes over the same texts, because kinds of text
+differ far more than passes do. Cells of kind "plain" compare plain decoding with itself, which shows the noise.
+Speed-ups that the policy of draft lengths predicts are compared with the measured speed-up of the steps that read no
+prompt. The benchmark also times rows by depth of context. A run that was interrupted continues when it is started
+again.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import geometric_mean, mean, median
-from time import monotonic, perf_counter
+from statistics import mean, median
+from time import monotonic
 from typing import Any
 
 from benchmarks.derived_decoders import derived_decoder
@@ -69,36 +70,29 @@ def models(target: str, bits: int, streams: int) -> tuple[LLM, LLM]:
 
 
 class Predictions(DraftLengths):
-    """Draft lengths that record the predicted speed of each step. plain, drafted: time of the tokens of the counted
-    steps, in plain steps, without drafts and as predicted with drafts."""
+    """Draft lengths that record the predicted speed of each step that reads no prompt. plain, drafted: time of the
+    tokens of these steps, in plain steps, without drafts and as predicted with drafts."""
 
     def __init__(self, most: int):
         super().__init__(most)
         self.plain = self.drafted = 0.0
-        self._steps: list[tuple[float, float, float]] = []  # (end of the step, number of tokens, predicted speed)
 
     def learn(self, step: Step) -> None:
         speed = self.policy.speed if any(step.lengths) else 1.0
         tokens = step.repeats + sum(step.accepted) / len(step.ids)
-        self._steps.append((perf_counter(), tokens, speed))
+        if not step.prompt_rows:
+            self.plain, self.drafted = self.plain + tokens, self.drafted + tokens / speed
         super().learn(step)
 
-    def count(self, began: float) -> None:
-        """Count the steps since the time `began`, on `perf_counter`."""
-        for ended, tokens, speed in self._steps:
-            if ended > began:
-                self.plain, self.drafted = self.plain + tokens, self.drafted + tokens / speed
-        self._steps.clear()
-
     def predict(self) -> float | None:
-        """Return the predicted speed-up of the counted steps, and reset the count; None if no steps were counted."""
+        """Return the predicted speed-up of the recorded steps, and forget them; None if no steps were recorded."""
         predicted = self.plain / self.drafted if self.drafted else None
         self.plain = self.drafted = 0.0
         return predicted
 
 
 def batches(llm: LLM, kind: str, streams: int, tokens: int) -> list[Batch]:
-    """Make requests of one kind of text: three batches of `streams` requests."""
+    """Make requests of one kind of text: three for each of `streams` clients, which begin one when another ends."""
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     if kind == "tools":
         params = SamplingParams(max_tokens=tokens, structured=Structured(json_schema=TOOLS[3].schema))
@@ -114,7 +108,7 @@ def batches(llm: LLM, kind: str, streams: int, tokens: int) -> list[Batch]:
     if kind == "sampled":
         params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=1.0, seed=1)
     count = 1 if kind == "long" and streams > 4 else 3  # prompts of 6k fill the memory
-    return [([prompts[(b * streams + i) % len(prompts)] for i in range(streams)], params) for b in range(count)]
+    return [([prompts[i % len(prompts)] for i in range(count * streams)], params)]
 
 
 @contextmanager
@@ -140,15 +134,14 @@ def measure_cell(plain: LLM, drafts: LLM, kind: str, streams: int, tokens: int, 
     """Measure a cell. Its predicted speed-up is None for the kinds "plain" and "tools"; the policy does not choose the
     lengths of forced text, which "tools" has."""
     asked, lengths = batches(plain, kind, streams, tokens), drafts.lengths
+    plain.max_batch = drafts.max_batch = streams
     assert isinstance(lengths, Predictions)
-    cell = compare(plain, plain if kind == "plain" else drafts, asked, passes, lengths.count)
+    cell = compare(plain, plain if kind == "plain" else drafts, asked, passes, lengths.predict)
     del cell["done"]
     predicted = lengths.predict()
-    gain, decoding = (
-        of_passes(cell[f"base{part}"], cell[f"other{part}"], geometric_mean) for part in ("", "_decoding")
-    )
+    decoding = of_passes(cell["base_decoding"], cell["other_decoding"])
     known = kind not in ("plain", "tools")
-    return cell | {"gain": vars(gain), "decoding": decoding.value, "predicted": predicted if known else None}
+    return cell | {"decoding": decoding.value, "predicted": predicted if known else None}
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

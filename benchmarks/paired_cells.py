@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence as Seq
 from pathlib import Path
+from statistics import mean
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -47,40 +48,45 @@ class Cells:
 
 
 def decode(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> tuple[list[Completion], float, float]:
-    """Decode requests that run together. Returns the completions, the time when the last prompt was read, and the time
-    when the last output ended, on `perf_counter`."""
-    seqs, read = [llm.sequence(prompt, params) for prompt in prompts], 0.0
-    for _ in llm.decode(seqs):
-        if not read and all(len(seq.tokens) > seq.prompt for seq in seqs):
-            read = perf_counter()
-    ended = perf_counter()
-    return [llm.completion(seq) for seq in seqs], read, ended
+    """Decode requests, at most `llm.max_batch` at a time: when a request ends, the next one begins. Returns the
+    completions, the seconds of all steps, and the mean seconds per token of a request in the steps that read no
+    prompt."""
+    seqs = [llm.sequence(prompt, params) for prompt in prompts]
+    lengths = {seq.id: len(seq.tokens) for seq in seqs}
+    tokens = decoding = 0.0
+    began = before = perf_counter()
+    for ran in llm.decode(seqs):
+        ended = perf_counter()
+        if all(lengths[seq.id] > seq.prompt for seq in ran):
+            decoding += ended - before
+            tokens += mean(len(seq.tokens) - lengths[seq.id] for seq in ran)
+        before = ended
+        lengths.update((seq.id, len(seq.tokens)) for seq in ran)
+    return [llm.completion(seq) for seq in seqs], before - began, decoding / max(1.0, tokens)
 
 
 def compare(
-    base: LLM, other: LLM, batches: Seq[Batch], passes: int, decoded: Callable[[float], None] = lambda _: None
+    base: LLM, other: LLM, batches: Seq[Batch], passes: int, warmed: Callable[[], object] = lambda: None
 ) -> dict[str, Any]:
-    """Measure a cell. It has the seconds of both engines [batches, passes], with prompts and for decoding alone; the
-    speed of `other` over `base` with its interval; the number of batches whose outputs differ; and the last completions
-    of `other`. The first pass warms up and does not count. decoded: called after each counted batch of `other` with the
-    time on `perf_counter` at which its decoding began."""
+    """Measure a cell. It has the seconds of both engines [batches, passes], with prompts, and the seconds per token of
+    decoding alone; the speed of `other` over `base` with its interval; the number of batches whose outputs differ; and
+    the last completions of `other`. The first pass warms up and does not count. warmed: called after this pass."""
     names = ("base", "other", "base_decoding", "other_decoding")
     seconds: dict[str, list[list[float]]] = {name: [[] for _ in batches] for name in names}
     done: list[Completion] = []
     differing = 0
     for number in range(-1, passes):
+        if number == 0:
+            warmed()
         for b, (prompts, params) in enumerate(batches):
             order = [("base", base), ("other", other)]
             texts = {}
             for name, llm in order if number % 2 else reversed(order):
-                began = perf_counter()
-                completions, read, ended = decode(llm, prompts, params)
+                completions, whole, decoding = decode(llm, prompts, params)
                 texts[name] = [each.token_ids for each in completions]
                 if number >= 0:
-                    seconds[name][b].append(ended - began)
-                    seconds[f"{name}_decoding"][b].append(ended - read)
-                if name == "other" and number >= 0:
-                    decoded(read)
+                    seconds[name][b].append(whole)
+                    seconds[f"{name}_decoding"][b].append(decoding)
                 if name == "other" and number == passes - 1:
                     done += completions
             differing += texts["base"] != texts["other"]
@@ -90,9 +96,8 @@ def compare(
     return {"gain": vars(gain), **seconds, "differing": differing, "done": done}
 
 
-def of_passes(top: Seq[Seq[float]], bottom: Seq[Seq[float]], together: Callable[[Seq[float]], float] = sum) -> Estimate:
+def of_passes(top: Seq[Seq[float]], bottom: Seq[Seq[float]]) -> Estimate:
     """Estimate the ratio of the seconds [batches, passes] over all batches, with an interval for further passes over
-    the same texts. together: function that combines the batches of a pass; with `geometric_mean`, one slow batch counts
-    less."""
-    each = ([together(one) for one in zip(*rows, strict=True)] for rows in (top, bottom))
+    the same texts."""
+    each = ([sum(one) for one in zip(*rows, strict=True)] for rows in (top, bottom))
     return estimate_ratio(next(each), next(each))

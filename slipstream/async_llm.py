@@ -83,7 +83,7 @@ class AsyncLLM:
     ) -> None:
         await asyncio.to_thread(self.close)
 
-    def _deliver(self, report: Report) -> None:  # the first one follows the first request
+    def _deliver(self, report: Report) -> None:  # called only after a request, when `streams` exists
         self.streams.deliver(report)
 
     def _completion(self, prompt: list[int], params: SamplingParams, output: list[Update]) -> Completion:

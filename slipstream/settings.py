@@ -12,7 +12,7 @@ EXECUTORS = ("auto", *BACKENDS, TRANSFORMERS)
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 SAME, STRING = "same", "string"
 DRAFT_TOKENIZERS = (SAME, STRING)
-"""SAME: refuse a draft model with another tokenizer. STRING: split its text anew (`drafters.string_match`)."""
+"""SAME: refuse a draft model with another tokenizer. STRING: use it (`drafters.string_match`)."""
 HEAD_FORMATS = ("eagle3", "speculators", "specforge", "medusa")
 """Formats in which `slipstream convert` writes draft heads for other programs (`heads.head_convert`)."""
 SMALL_HEAD = "int8"

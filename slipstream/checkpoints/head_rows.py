@@ -47,6 +47,6 @@ def rows_of_halves(config: DecoderConfig, name: str) -> np.ndarray | None:
 
 def rows_in_gguf(config: DecoderConfig, name: str) -> np.ndarray | None:
     """Return `rows_of_halves` for a GGUF file; None if the file has the rows in our order: see `Family.gguf_pairs`."""
-    in_halves = "mrope_section" in config.rope_parameters  # llama.cpp turns positions in sections so
+    in_halves = "mrope_section" in config.rope_parameters  # for these, llama.cpp rotates i and i + n / 2
     pairs = FAMILIES[config.model_type].gguf_pairs and not in_halves
     return rows_of_halves(config, name) if pairs else None

@@ -173,7 +173,7 @@ class LoadSettings(Strict):
 
     @property
     def given(self) -> dict[str, object]:
-        """The settings, among those that decide what runs and how, that differ from their defaults."""
+        """The settings that differ from their defaults, of the settings that decide what runs and how."""
         beside = ("draft_quantize", "draft_tokenizer", "generation_config", "trust_remote_code")
         values = {name: value for name, value in self.keywords.items() if name not in beside}
         return {name: value for name, value in values.items() if value not in (None, getattr(DEFAULTS, name))}

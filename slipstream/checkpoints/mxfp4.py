@@ -85,7 +85,7 @@ class Mxfp4Tensors:
             if (scales == _NAN).any():
                 raise ValueError("a scale is NaN")
             numbers = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2)  # [rows, in / 32, 32] in order
-            halves = numbers[..., :16] | numbers[..., 16:] << 4  # as in GGUF files
+            halves = numbers[..., :16] | numbers[..., 16:] << 4  # the order of GGUF files
             return READERS[QUANTISED](np.concatenate([scales[..., None].numpy(), halves.numpy()], axis=-1))
 
     def rows(self, name: str, rows: slice) -> Tensor:

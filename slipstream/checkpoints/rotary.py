@@ -40,7 +40,7 @@ def frequencies(p: JsonMapping, size: int, context: int) -> tuple[Tensor, float]
         inv_freq = _llama3(inv_freq, p, context)
     elif kind == "yarn":
         inv_freq, scale = _yarn(powers, theta, dim, p, context)
-    elif kind == "longrope" and "max_position_embeddings" in p:  # set by families that limit the context
+    elif kind == "longrope" and "max_position_embeddings" in p:  # families that limit the context set this key
         inv_freq, scale = _longrope(powers, p, context)
     elif kind == "proportional":
         inv_freq = inv_freq / positive(p, "factor", 1.0)

@@ -147,7 +147,7 @@ class TensorFile(MappedFile):
                 raise make_damage_error(self.path, f"{tensor.name} does not begin where the tensor before it ends")
             at = tensor.end
         if at != size:
-            raise make_damage_error(self.path, f"its tensors end at byte {at}, but the file at {size}")
+            raise make_damage_error(self.path, f"its tensors end at byte {at}, but the file ends at {size}")
         return tensors
 
 

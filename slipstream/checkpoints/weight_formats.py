@@ -102,9 +102,9 @@ FORMATS = {
         WeightFormat("blocks5_factors", 4, 5, 1, (1, 12), 32, 256, True),
         WeightFormat("blocks5_minima", 4, 5, 1, (1, 12), 32, 32, True),
         WeightFormat("blocks6_by_16", 4, 6, 1, (1, 12), 16, 256, signed=True),
-        WeightFormat("blocks6_any", 4, 6, 1, (1, 12), 16, 256, True, signed=True),  # for joined matrices of other kinds
+        WeightFormat("blocks6_any", 4, 6, 1, (1, 12), 16, 256, True, signed=True),  # for joined matrices that differ
         WeightFormat("blocks8", 4, 8, 1, (1, 12), 32, 32),
-        WeightFormat("blocks8_any", 4, 8, 1, (1, 12), 16, 32, True),  # for joined matrices that no other format holds
+        WeightFormat("blocks8_any", 4, 8, 1, (1, 12), 16, 32, True),  # for joined matrices that fit no other format
     )
 }
 """Every format by name. `weight_blocks.TYPES` has the format of each type of GGUF files."""

@@ -206,7 +206,7 @@ def stored_as(checkpoint: Checkpoint) -> str | None:
 def from_module(model: nn.Module, config: DecoderConfig | None = None, dtype: torch.dtype | None = None) -> Weights:
     """Return the canonical weights of a loaded transformers model. They are views of its parameters if the dtype is the
     model's (the default)."""
-    kept = model.state_dict().keys()  # without buffers that are not weights
+    kept = model.state_dict().keys()  # leaves out buffers that are not weights
     stored = [*model.named_parameters(), *((name, each) for name, each in model.named_buffers() if name in kept)]
     readers = {name: (lambda p=p: p, tuple(p.shape)) for name, p in stored}
     dtype = dtype or next(model.parameters()).dtype
@@ -374,7 +374,7 @@ def _canonical(
         spans.append((whole, _span(first // groups, (first + expected[whole][0]) // groups, groups)))
         first += expected[whole][0]
     if spans:
-        return spans if first == shape[0] else [(spans[0][0], _whole)]  # its shape is refused later
+        return spans if first == shape[0] else [(spans[0][0], _whole)]  # a wrong shape is refused later
     name = _of_mlp(name, config)
     if name.endswith(".gate_correction.bias"):
         return [(name, torch.flatten)]  # ERNIE stores it as a matrix of one row

@@ -68,7 +68,7 @@ def _members(group: Any) -> list[tuple[str, Any, Any]]:
         if declared.help:
             hint = _annotate(each.name, types[each.name], declared, each.default, panel)
             members.append((each.name, hint, each.default))
-    return sorted(members, key=lambda member: member[0] not in ("target", "draft"))  # before the settings of loading
+    return sorted(members, key=lambda member: member[0] not in ("target", "draft"))  # these two come first
 
 
 def _declaration(group: type, name: str) -> tuple[Option, str | None]:
@@ -90,7 +90,7 @@ def _annotate(name: str, hint: object, declared: Option, default: object, panel:
         return Annotated[hint, typer.Argument(help=declared.help, show_default=declared.shown)]
     kinds = {hint, *get_args(hint), *(inner for part in get_args(hint) for inner in get_args(part))}
     names = declared.names
-    if hint is bool and default is False and not names:  # without a useless --no-...
+    if hint is bool and default is False and not names:  # makes no useless --no-... option
         names = (f"--{name.replace('_', '-')}",)
     typed = typer.Option(
         *names,

@@ -50,7 +50,7 @@ def from_file(ctx: typer.Context, path: str | None) -> str | None:
         raise ParameterError(f"--config {path} is not a JSON object", fix='write it as in {"drafter": "ngram"}')
     parameters = {parameter.name: parameter for parameter in ctx.command.params}
     known = {f.name for options in (ModelOptions, SamplingOptions) for f in fields(options)} - {"config", "role"}
-    known |= {"engine", "vllm_python", "vllm_option"}  # of `cli.engines`
+    known |= {"engine", "vllm_python", "vllm_option"}  # options of `cli.engines`
     for name in document:
         if name not in known:
             raise ParameterError(f"--config {path} has {name!r}, which is not an option", fix=did_you_mean(name, known))

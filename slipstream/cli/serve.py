@@ -115,7 +115,7 @@ def serve(models: ModelOptions, server: ServerOptions, engine_options: EngineOpt
     quieten()
     from slipstream.server.serving import open_listener
 
-    with open_listener(server.host, server.port) as listening:  # before the model is loaded
+    with open_listener(server.host, server.port) as listening:  # opened before the model is loaded
         with pause_collection():
             from slipstream.server.app import create_app
             from slipstream.server.engine_process import RemoteEngine

@@ -54,7 +54,7 @@ class CostOptions:
     c: float = option(0.05, "Time of drafting a token, relative to a decode step of the target.")
     row_cost: float = option(0.0, "Time of verifying one more token, relative to a decode step of the target.")
     host: float = option(0.0, "Fixed overhead of a speculative step, relative to a decode step of the target.")
-    measure: bool = option(False, "Measure these times for -m and -md on this machine.")
+    measure: bool = option(False, "Measure the costs of -m and -md on this machine.")
 
 
 @dataclass(frozen=True)

@@ -237,7 +237,7 @@ def tune_vllm(
     best = choose(paid, lambda arm: arm.ratio)
     finish(result, files)
     settings = write_configuration(models, tried[best.name], engine) if best else {"engine": "vllm", "drafter": "none"}
-    name = best.name if best else "none: no setting is faster than plain decoding beyond doubt"
+    name = best.name if best else "none: no setting is significantly faster than plain decoding"
     render.line(f"choice: {name}")
     if write is not None:
         write_text(write, json.dumps(settings, indent=1) + "\n", "--write")

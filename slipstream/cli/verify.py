@@ -37,10 +37,10 @@ def verify(
     check: list[str] | None = option(None, "Run only this check: greedy, coupled or distribution; repeatable."),
     texts: int = option(
         10,
-        "Number of texts to sample with each setting of the sampling parameters; three times as many with yours.",
+        "Number of texts to sample with each setting of sampling parameters; three times as many with your own.",
         min=1,
     ),
-    reach: int = option(512, "Number of tokens of the longest of these texts; 0: all texts are short.", min=0),
+    reach: int = option(512, "Length of the longest sampled text, in tokens; 0: all texts are short.", min=0),
     samples: int = option(200, "Number of samples per prompt from each server.", min=1),
     level: float = option(1e-3, "Probability of a false alarm: that correct output is called a bug."),
     files: OutputOptions,

@@ -94,7 +94,7 @@ class Chains:
             try:
                 while rows:
                     rows = self._in_one_call(seqs, rows, budgets, chains)
-            except Exception:  # draft single tokens with the same random numbers, to keep those before the fault
+            except Exception:  # draft single tokens with the same random numbers, up to the fault
                 for b in rows:
                     chains[b] = Chain()
                 other = sorted({*other, *rows})
@@ -106,7 +106,7 @@ class Chains:
         return draft.with_drawn([len(self.confident.drawn.get(seq.id, ((),))[0]) for seq in seqs])
 
     def _in_one_call(self, seqs: Seq[Sequence], rows: Seq[int], budgets: Seq[Budget], chains: list[Chain]) -> list[int]:
-        """Draft for the sequences `rows`. Returns those rows whose context has no room for that many steps."""
+        """Draft for the sequences `rows`. Returns the rows without room in the context for as many steps."""
         steps = max(budgets[b].depth for b in rows)
         left, drafting = list[int](), list[int]()
         for b in rows:
@@ -152,13 +152,13 @@ class Chains:
         return (raw[: len(probs)].double() / params.divisor + noise).argmax(-1).tolist()
 
     def _draws(self, seqs: Seq[Sequence], steps: int) -> StepSampling:
-        """Return the random numbers of a call. The number of a draft token does not depend on the number of steps or on
-        how the token is drafted: `sample_draft_tokens` uses the same number. Under the rule `coupled`, it is the noise
-        that the target will use at the same position."""
+        """Return the random numbers of a call. The random number of a draft token depends neither on the number of
+        steps nor on the way of drafting: `sample_draft_tokens` uses the same number. Under the rule `coupled`, it is
+        the noise that the target will use at the same position."""
         if all(seq.params.greedy for seq in seqs):
             return self._maxima
         coupled = is_coupled(seqs[0])
-        greedy = 1.0 if coupled else ARGMAX_INV_TEMPERATURE  # for greedy sequences in the batch, whose noise is 0
+        greedy = 1.0 if coupled else ARGMAX_INV_TEMPERATURE  # greedy sequences in the batch have noise 0
         inverse = torch.tensor(
             [greedy if seq.params.greedy else 1 / seq.params.divisor for seq in seqs], dtype=torch.float64
         )

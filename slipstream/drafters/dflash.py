@@ -30,7 +30,7 @@ from slipstream.zoo import head_dir
 
 
 class DFlashDrafter(HeadDrafter):
-    """runtime: the head. vocab_size: width of the target's logits."""
+    """Drafts blocks with a DFlash head. runtime: the head. vocab_size: width of the target's logits."""
 
     name = "dflash"
 

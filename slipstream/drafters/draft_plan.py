@@ -379,7 +379,7 @@ class DrafterFactory:
                 fix="use a draft model with the target's tokenizer",
             )
         draft_tokenizer = None if files is None else tokenizer_of(files.checkpoint)
-        if files is None or self.tokenizer is None or draft_tokenizer is None:  # before weights are read
+        if files is None or self.tokenizer is None or draft_tokenizer is None:  # checked before weights are read
             vocabularies(self.tokenizer, draft_tokenizer, (0, 0))  # raises PairError
         assert files is not None
         model = files.load(self.progress)

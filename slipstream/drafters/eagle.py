@@ -67,8 +67,8 @@ class EagleDraftConfig(Strict):
 
 
 class EagleDrafter(HeadDrafter):
-    """runtime: the head. vocab_size: width of the target's logits. name: name in the registry, if `runtime` has other
-    layers in place of an EAGLE head."""
+    """Drafts with an EAGLE head or MTP layers. runtime: the head. vocab_size: width of the target's logits. name:
+    name in the registry, if `runtime` has other layers in place of an EAGLE head."""
 
     def __init__(self, runtime: EagleRuntime, vocab_size: int, config: EagleDraftConfig | None = None, name: str = ""):
         super().__init__(runtime)
@@ -91,7 +91,7 @@ class EagleDrafter(HeadDrafter):
         self._pass = MaskedPass(self, self._run_masked) if parallel else None
         self._confident = ConfidentDrafts()
         self._chains = Chains(self._pass, vocab_size) if self._pass else Chains(self, vocab_size, self._confident)
-        self._state: tuple[list[int], Tensor] | None = None  # of the last call of `extend`: ids, outputs [R, d]
+        self._state: tuple[list[int], Tensor] | None = None  # ids and outputs [R, d] of the last call of `extend`
         whole = torch.arange(vocab_size, device=runtime.device)
         reduced = runtime.config.reduced and not torch.equal(runtime.ids, whole)
         self._ids: Tensor | None = runtime.ids if reduced else None

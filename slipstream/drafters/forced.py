@@ -32,7 +32,7 @@ class FormDrafter(Drafter):
     """Proposes the first tokens of the forced text. After a draft that was not fully accepted, it proposes at most half
     as many tokens: a model that splits a word, or writes white space, in an unusual way does so for a while.
 
-    chances  by sequence: the probability that all of its last draft is accepted; 0 if more text is forced.
+    chances  by sequence: the probability that its complete last draft is accepted; 0 if more text is forced.
     device   the device of the draft tokens.
     """
 
@@ -42,8 +42,8 @@ class FormDrafter(Drafter):
     def __init__(self, device: torch.device | str = "cpu"):
         self.device = device
         self.chances: dict[int, float] = {}
-        self._last: dict[int, tuple[int, Seq[int]]] = {}  # by sequence: where its last draft began, and the draft
-        self._stats: dict[int, DepthStats] = {}  # by sequence: whether its drafts were accepted as a whole
+        self._last: dict[int, tuple[int, Seq[int]]] = {}  # sequence id -> (where its last draft began, the draft)
+        self._stats: dict[int, DepthStats] = {}  # sequence id -> how often its complete drafts were accepted
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         chains = list[Seq[int]]()

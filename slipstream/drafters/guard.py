@@ -39,7 +39,7 @@ class Guard:
     def __init__(self, drafter: Drafter, target: Target):
         self.drafter, self.target = drafter, target
         self.name, self.faults = drafter.name, 0
-        self.seconds = 0.0  # time of its calls
+        self.seconds = 0.0  # total time of the drafter's calls
         self.traits = replace(drafter.traits, composite=False, lookup=False, keeps_prefixes=True)
         all_parts = parts(drafter)
         self._keepers = [cast(PrefixKeeper, part) for part in all_parts if part.traits.keeps_prefixes]
@@ -133,7 +133,7 @@ class Guard:
 def first_children(draft: Draft) -> Draft:
     """Cut each tree to the chain of its first acceptable children. All later siblings are removed, so the choice does
     not depend on the drawn tokens."""
-    kept: list[list[int]] = []  # for each sequence, the packed nodes of its chain
+    kept: list[list[int]] = []  # packed nodes of each sequence's chain
     for b in range(draft.batch):
         children, node = draft.children(b), -1
         kept.append([])

@@ -59,10 +59,10 @@ class HybridConfig(Strict):
 
 
 class HybridDrafter:
-    """members: drafters in order of precedence, usually lookups before one neural drafter. Of several neural drafters,
-    the first that drafts anything is used; lookups after it are asked only if it drafts nothing. name: the members'
-    names, as a user writes them. predicted: only the last member drafts for requests without a prediction, and the
-    hybrid has the name of this member."""
+    """Combines drafters. members: drafters in order of precedence, usually lookups before one neural drafter. Of
+    several neural drafters, the first that drafts anything is used; lookups after it are asked only if it drafts
+    nothing. name: the members' names, as a user writes them. predicted: only the last member drafts for requests
+    without a prediction, and the hybrid has the name of this member."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class HybridDrafter:
         self.config = config or HybridConfig()
         self.traits = replace(DrafterTraits.of_members(members), predicted_lookups=predicted)
         self._chain_stats: dict[int, DepthStats] = {}  # for each sequence that a neural member has read
-        self._uncompared: dict[int, tuple[Draft, int]] = {}  # by sequence: its neural chain (draft, index)
+        self._uncompared: dict[int, tuple[Draft, int]] = {}  # sequence id -> its neural chain: (draft, index in it)
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         left = list(budgets)  # depth 0 once a sequence has its draft
@@ -192,7 +192,7 @@ class DraftPart:
 
 
 def join_drafts(parts: Seq[DraftPart | None], vocab_size: int, device: torch.device | str = "cpu") -> Draft:
-    """Join drafts of several drafters, each for some sequences of the batch, into one. A part None: an empty draft.
+    """Join drafts of several drafters, each for some sequences of the batch, into one. None stands for an empty draft.
 
     Lookup tokens after a chain are point masses: they are deterministic given the chain, which may be sampled. The
     draft *after* a token may depend on it; only siblings must not depend on each other (see `core.rules`)."""
@@ -263,7 +263,7 @@ def _usual(target: Target, model: Target | None) -> list[Drafter]:
     checkpoint = None if runtime is None else runtime.checkpoint
     try:
         head = head_dir("eagle3", checkpoint)
-    except ParameterError:  # none ships for this target
+    except ParameterError:  # no head ships for this target
         if runtime is None or checkpoint is None or not count_mtp_layers(checkpoint, runtime.backend == "native"):
             return [suffix]
         return [suffix, make_drafter("mtp", target)]

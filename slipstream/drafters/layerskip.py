@@ -38,7 +38,7 @@ class LayerSkipConfig(Strict):
 
 
 class LayerSkipDrafter(Drafter):
-    """target: the target that verifies; it must declare `early_exit`. exits: the exits that "auto" measured.
+    """Drafts with the target's first layers. exits: the exits that "auto" measured.
 
     Raises PairError for a target without early exit."""
 

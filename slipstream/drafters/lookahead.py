@@ -73,7 +73,7 @@ class LookaheadConfig(Strict):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        nodes = (self.window + self.guesses) * (self.ngram - 1)  # of the largest tree
+        nodes = (self.window + self.guesses) * (self.ngram - 1)  # number of nodes of the largest tree
         if nodes > MAX_NODES:
             raise ParameterError(
                 f"window={self.window}, ngram={self.ngram} and guesses={self.guesses} make trees of {nodes} "
@@ -146,7 +146,7 @@ class _State:
 
 
 class LookaheadDrafter:
-    """device: the device of the draft tokens."""
+    """Drafts n-grams that Jacobi iteration found. device: the device of the draft tokens."""
 
     name = "lookahead"
     traits = DrafterTraits()

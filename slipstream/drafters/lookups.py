@@ -133,7 +133,7 @@ class LookupDrafter(ABC, Generic[S]):
     def __init__(self, row_cost: float, device: torch.device | str = "cpu") -> None:
         self.row_cost, self.device = row_cost, device
         self._states: dict[int, LookupState[S]] = {}
-        self._usual = MatchLengthStats()  # of all requests
+        self._usual = MatchLengthStats()  # statistics of all requests
 
     @abstractmethod
     def _store(self) -> S:
@@ -165,8 +165,7 @@ class LookupDrafter(ABC, Generic[S]):
 
     def _best(self, state: LookupState[S], drafted: Seq[int], budget: Budget) -> Continuation:
         """Return the continuation with the most expected accepted draft tokens; among equals, the first. If row costs
-        are measured, the record of other requests is used, too; a seed then does not repeat a sampled text in any
-        case."""
+        are measured, a seed does not repeat a sampled text anyway, so the record of other requests is used, too."""
         ends = (budget, self._usual) if budget.row_costs else (replace(budget, row_costs=(self.row_cost,)), None)
         continuations = [state.continuation(*match, *ends) for match in self._matches(state, drafted)]
         return max(continuations, key=attrgetter("expected"), default=NOTHING)
@@ -182,7 +181,7 @@ class LookupDrafter(ABC, Generic[S]):
     def continue_from(self, seq: Sequence, drafted: Seq[int], budget: Budget) -> tuple[list[int], int]:
         state = self._read(seq)
         best = self._best(state, drafted, budget)
-        if state.last is NOTHING:  # this lookup has no draft of its own to learn from
+        if state.last is NOTHING:  # there is no draft of this lookup to learn from
             state.last = replace(best, after=drafted)
         return list(best.draft), best.match
 

@@ -82,7 +82,7 @@ def assume_accuracies(heads: int) -> Accuracies:
 
 
 class MedusaDrafter(PrefixKeeper):
-    """heads: the Medusa heads (see `MedusaRuntime`), on `device`. vocab_size: width of the target's logits."""
+    """Drafts trees with Medusa heads, which are on `device`. vocab_size: width of the target's logits."""
 
     name = "medusa"
     traits = DrafterTraits(taps=(-1,), keeps_prefixes=True)
@@ -102,7 +102,7 @@ class MedusaDrafter(PrefixKeeper):
         self._accuracies = tuple(row[: c.width] for row in (c.accuracies or assume_accuracies(c.heads))[: c.heads])
         self._top = 1 + max(self._fixed.ranks) if self._fixed else max(map(len, self._accuracies))
         self._shapes: dict[int, tuple[TreeShape, Tensor]] = {}  # by depth: see `_shape`
-        self._states: dict[int, tuple[int, Tensor]] = {}  # by sequence: its length, hidden state [d] of its last row
+        self._states: dict[int, tuple[int, Tensor]] = {}  # sequence id -> (length, hidden state [d] of its last row)
 
     @torch.inference_mode()
     def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:

@@ -30,7 +30,7 @@ log = logging.getLogger("slipstream")
 
 
 class ModelDrafter(PrefixKeeper):
-    """model: any `Target` of the same vocabulary, apart from padding. vocab_size: width of the target's logits."""
+    """Drafts chains with `model`, of the same vocabulary but for padding. vocab_size: width of the target's logits."""
 
     name = "model"
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class MtpDrafter(EagleDrafter):
-    """layers: the MTP layers, in the place of an EAGLE head. vocab_size: width of the target's logits."""
+    """Drafts with MTP `layers` in place of an EAGLE head. vocab_size: width of the target's logits."""
 
     def __init__(self, layers: MtpLayers, vocab_size: int, config: EagleDraftConfig | None = None):
         super().__init__(layers, vocab_size, config, "mtp")

@@ -148,7 +148,7 @@ def copy(tokens: Seq[int], drafted: Seq[int], first: Follower) -> Iterator[tuple
 
 
 class NgramDrafter(LookupDrafter[NgramStore]):
-    """device: the device of the draft tokens."""
+    """Drafts by n-gram lookup. device: the device of the draft tokens."""
 
     name = "ngram"
 

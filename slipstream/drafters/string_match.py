@@ -77,7 +77,7 @@ def vocabularies(target: object, draft: object, width: tuple[int, int]) -> Vocab
 
 
 class StringDrafter(PrefixKeeper):
-    """device: the device of the draft tokens."""
+    """Drafts with a draft model that has another tokenizer. device: the device of the draft tokens."""
 
     name = "model"
     traits = DrafterTraits(chains_only=True, reads_prompts=True, keeps_prefixes=True)
@@ -185,8 +185,8 @@ class StringDrafter(PrefixKeeper):
 
 @dataclass
 class _Text:
-    """known: how many of the target's tokens have been read. begin: index in `reading.ids` of the first token of
-    `sequence`, not counting the tokens that begin every text."""
+    """A text of the target, and the draft model's sequence for it. known: number of the target's tokens that were
+    read. begin: index in `reading.ids` of the first token of `sequence`, without the tokens that begin every text."""
 
     reading: Reading
     sequence: Sequence

@@ -42,8 +42,8 @@ class Search:
 
 
 class BeamSearch:
-    """max_batch: largest number of prompts in a step, each with all its beams; further prompts wait. lock: see
-    `Engine`.
+    """Runs beam searches of several prompts together. max_batch: largest number of prompts in a step, each with all its
+    beams; further prompts wait. lock: see `Engine`.
 
     Raises ParameterError for a target whose sequences cannot be forked."""
 
@@ -120,7 +120,7 @@ class BeamSearch:
     def _fork_sequence(self, search: Search, seq: Sequence) -> Sequence:
         """Return another sequence with the same tokens, all of which have KV."""
         child = seq.copy_for(seq.context)
-        search.cached.add(child.id)  # before forking, so that an interrupt leaves no blocks behind
+        search.cached.add(child.id)  # added before forking, so that an interrupt leaves no blocks behind
         self._fork(seq.id, child.id, len(seq.tokens))
         return child
 

@@ -45,14 +45,16 @@ from slipstream.engine.timed_step import Step
 
 FIRST = 1
 """Largest draft length of the first steps that draft, when nothing is known yet."""
-SHORT_CONTEXT, CHANGE = 512, 64
+SHORT_CONTEXT, CHANGE, NEW_KIND = 512, 64, 256
 """Rows cost more in longer texts. So costs are learned separately for texts below this many tokens, below twice as
-many, and so on. When the policy switches to other costs, these count as this many steps older."""
+many, and so on, and for each `Step.kind`. When the policy switches to other costs, these count as `CHANGE` steps older;
+costs that were copied for a kind that it meets for the first time, as `NEW_KIND` steps older."""
 MARGIN = 0.02
 """Smallest predicted gain with which drafting continues after a trial: 0.02 is 2 % faster than plain decoding, and
 about the cost of trials."""
-RENEW = 96
-"""Largest number of drafting steps before a plain step is timed again. The number begins with 1 and grows to this."""
+RENEW, NEAR = 96, 1.15
+"""Largest number of drafting steps before a plain step is timed again. The number begins with 1 and grows to this; to a
+quarter if the gain is below `NEAR`, where a wrong cost of a plain step would decide, and plain steps lose little."""
 UNSURE = 16
 """Number of drafting steps before a plain step is timed again, while the cost of a plain step is doubtful."""
 PATIENCE = 8
@@ -75,7 +77,7 @@ class LengthPolicy(ABC):
         self.costs, self.trials, self.gains = StepCosts(relative_cost), trials, gains
         # The target updates this function, so all copies of the costs use the same one.
         self._shared = {id(relative_cost): relative_cost}
-        self._costs_by_context = {0: self.costs}  # by length class of the texts (see `SHORT_CONTEXT`)
+        self._all_costs = {(0, 0): self.costs}  # keys: kind, and class of text lengths (see `SHORT_CONTEXT`)
         # Ids of the requests, their lengths, and for how many steps these lengths were used.
         self._choice: tuple[tuple[int, ...], list[int], int] = ((), [], 0)
         self._drafted, self._renew = 0, 1  # drafting steps since the last plain step; their limit
@@ -83,22 +85,25 @@ class LengthPolicy(ABC):
         self._late = 0  # steps in a row in which a drafter caught up
         self._owed = 0.0  # cost of the drafter's other work since the last timed step
 
-    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, context: int = 0) -> list[Budget]:
-        """Choose a budget for the draft of each request, at most as deep as its limit. For `prompt_rows` and `context`
-        see `Step`."""
-        self._use_costs(context)
+    def choose(
+        self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, context: int = 0, kind: int = 0
+    ) -> list[Budget]:
+        """Choose a budget for the draft of each request, at most as deep as its limit. For `prompt_rows`, `context` and
+        `kind` see `Step`."""
+        self._use_costs(context, kind)
         lengths = self._lengths(ids, limits, prompt_rows)
         return [replace(self.costs.price, depth=length) for length in lengths]
 
-    def _use_costs(self, context: int) -> None:
-        """Switch to the costs for texts of this length. At first these are a copy of the costs for the nearest
-        length."""
-        kind = (context // SHORT_CONTEXT).bit_length()
-        if self._costs_by_context.get(kind) is not self.costs:
-            near = min(self._costs_by_context, key=lambda known: abs(known - kind))
-            self.costs = self._costs_by_context.setdefault(
-                kind, deepcopy(self._costs_by_context[near], dict(self._shared))
-            )
+    def _use_costs(self, context: int, kind: int) -> None:
+        """Switch to the costs for texts of this length and kind. At first these are a copy of the costs for the same
+        kind and the nearest length, or else for another kind."""
+        key = kind, (context // SHORT_CONTEXT).bit_length()
+        if self._all_costs.get(key) is not self.costs:
+            if key not in self._all_costs:
+                near = min(self._all_costs, key=lambda known: (known[0] != kind, abs(known[1] - key[1])))
+                self._all_costs[key] = deepcopy(self._all_costs[near], dict(self._shared))
+                self._all_costs[key].forward.wait(0 if near[0] == kind else NEW_KIND - CHANGE)
+            self.costs = self._all_costs[key]
             self.costs.forward.wait(CHANGE)
             self._choice = (), [], 0
 
@@ -134,7 +139,7 @@ class LengthPolicy(ABC):
 
     def learn(self, step: Step) -> None:
         """Learn from a step: from its times, and from its numbers of accepted draft tokens."""
-        self._use_costs(step.context)
+        self._use_costs(step.context, step.kind)
         if self.trials.is_resting and self.trials.rest > LEARN_LAST:
             self.costs.forward.wait(step.repeats)
         else:
@@ -152,7 +157,8 @@ class LengthPolicy(ABC):
             if not self.trials.is_resting:
                 self._end_rest()
         self._is_compared, self._drafted = True, 0
-        self._renew = 1 if self.trials.left else min(4 * self._renew, RENEW)
+        most = RENEW // 4 if self.gains.steps >= RENEW and self.gains.rate < NEAR else RENEW
+        self._renew = 1 if self.trials.left else min(4 * self._renew, most)
 
     def _end_rest(self) -> None:
         """Prepare for the end of a pause, in which the text may have changed."""
@@ -286,9 +292,11 @@ class DraftLengths:
         """True while drafting is paused; the drafter then does not see the text."""
         return self.policy.trials.is_resting
 
-    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, context: int = 0) -> list[Budget]:
+    def choose(
+        self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, context: int = 0, kind: int = 0
+    ) -> list[Budget]:
         """Choose budgets as `LengthPolicy.choose`."""
-        return self.policy.choose(ids, limits, prompt_rows, context)
+        return self.policy.choose(ids, limits, prompt_rows, context, kind)
 
     def learn(self, step: Step) -> None:
         self.policy.learn(step)

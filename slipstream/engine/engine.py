@@ -119,7 +119,7 @@ class Engine:
         self._lock = lock or Turns()
         self._requests: dict[int, Request] = {}  # waiting and running
         self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []  # in the order in which they joined
+        self._running: list[Sequence] = []  # requests in the order in which they joined
         self._learning = 0.0  # seconds that learning from the last step took
 
     # --- requests ------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class Engine:
             seqs, prompts = self._rows()
             aside = self.drafter.seconds
             forced = self._draft_forced(seqs)
-            self.drafter.seconds = aside  # without lookups after forced tokens: their lengths are not chosen
+            self.drafter.seconds = aside  # excludes lookups after forced tokens, whose lengths are not chosen
             began = perf_counter() - self._learning
             budgets = self._choose_budgets(seqs, prompts, forced)
             if self._bounded is not None:
@@ -322,6 +322,7 @@ class Engine:
             prompt_rows=_prompt_rows(seqs, prompts) + _count_forced_rows(forced),
             read_rows=_prompt_rows(*drafts),
             context=_context([seqs[b] for b in decoding]),
+            kind=_kind([seqs[b] for b in decoding]),
         )
 
     def _choose_budgets(
@@ -339,11 +340,8 @@ class Engine:
         choosing = [b for b in decoding if requests[b].chosen or not requests[b].draft_tokens]
         if any(requests[b].chosen for b in choosing):
             ids, limits = [seqs[b].id for b in choosing], [budgets[b].depth for b in choosing]
-            rows, context = (
-                _prompt_rows(seqs, prompts) + _count_forced_rows(forced),
-                _context([seqs[b] for b in choosing]),
-            )
-            each = self.lengths.choose(ids, limits, rows, context)
+            rows, some = _prompt_rows(seqs, prompts) + _count_forced_rows(forced), [seqs[b] for b in choosing]
+            each = self.lengths.choose(ids, limits, rows, _context(some), _kind(some))
             for b, chosen in zip(choosing, each, strict=True):
                 budgets[b] = chosen
         return budgets
@@ -490,6 +488,12 @@ NO_DRAFTER = NoDrafter()
 def _decodes(seq: Sequence) -> bool:
     """Return whether the whole prompt of this sequence was read before this step."""
     return seq.unread == 1 and seq.kv_len > 0
+
+
+def _kind(seqs: Seq[Sequence]) -> int:
+    """Return the `Step.kind` of the sequence whose tokens take the most time to choose."""
+    each = (seq.params for seq in seqs)
+    return max(0 if params.argmax_only else 1 if params.temperature_only else 2 for params in each)
 
 
 def _context(seqs: Seq[Sequence]) -> int:

@@ -51,7 +51,7 @@ Command = Callable[[], list[Update]]
 
 
 class EngineThread:
-    """prepare: makes the engine's request from a `RequestSpec`; raises the error of an invalid one.
+    """Steps an engine in a thread. prepare: makes the engine's request from a `RequestSpec`, or raises its error.
     deliver: called in the engine's thread, once a step. It must return soon, because decoding waits for it."""
 
     def __init__(self, engine: Engine, prepare: Callable[[RequestSpec], Prepared], deliver: Callable[[Report], None]):
@@ -61,7 +61,7 @@ class EngineThread:
         self._prepare, self._deliver = prepare, deliver
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._wanted: set[int] = set()  # submitted, and neither aborted nor ended
-        self._live: dict[int, _Live] = {}  # by the id of the sequence
+        self._live: dict[int, _Live] = {}  # sequence id -> request
         self._guard = threading.Lock()  # protects `dead` and `_wanted`
         # Compiling a grammar may take seconds; the second thread prepares other requests meanwhile.
         self._preparers = [ThreadPoolExecutor(1, thread_name_prefix="slipstream-prepare") for _ in range(2)]

@@ -111,7 +111,7 @@ class RequestChecks:
         return text
 
     def chat_ids(self, text: str) -> list[int]:
-        return self._encode("the conversation", text, add_special_tokens=False)  # it has special tokens
+        return self._encode("the conversation", text, add_special_tokens=False)  # the template wrote the special tokens
 
     def _encode(self, name: str, text: str, add_special_tokens: bool = True) -> list[int]:
         check_text(name, text, PromptError)

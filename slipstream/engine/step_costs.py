@@ -19,7 +19,7 @@ SAME = 1 / 8
 """Forward passes with prompts count as having equally many rows if their numbers of rows differ by less than this
 share."""
 MORE_ROWS, CHEAPEST, DEAREST = 16, 0.05, 0.7
-"""Number of a request's rows with a price of their own, if so many were timed; further rows have the mean price. The
+"""Number of a request's rows that have their own price, if they were timed; further rows have the mean price. The
 other two bound the price, because the times may come from a moment in which the machine was slow."""
 
 
@@ -32,7 +32,7 @@ class StepCosts:
 
     def __init__(self, relative_cost: Callable[[float], float] | None = None) -> None:
         self.price = Budget(0, (ROW_COST,), DRAW_COST)
-        self.forward = StepTimes(relative_cost)  # by rows
+        self.forward = StepTimes(relative_cost)  # forward passes, by number of rows
         self.drafting: dict[int, LevelCosts] = {}  # number of drafting requests -> costs by levels
         self._with_prompts = Mean(64)  # the share of steps that read prompts
         self._reading = Mean(16)  # drafter's cost of reading one prompt row
@@ -42,7 +42,7 @@ class StepCosts:
         read the prompts."""
         self._with_prompts.add(float(step.prompt_rows > 0))
         drafts = any(step.lengths)
-        self.forward.add(rows_of(step), step.rest / step.repeats)
+        self.forward.add(rows_of(step), step.rest / step.repeats, step.repeats)
         if step.read and drafter_reads and not drafts:
             self._reading.add(step.draft / self.forward.moment / step.read)
 

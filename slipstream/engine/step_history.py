@@ -149,7 +149,8 @@ class StepTimes(CostLine):
         costs = np.exp(self._logs).tolist()
         return {n: (costs[place], doubts[place]) for n, place in self._places.items()}
 
-    def add(self, n: float, seconds: float) -> None:
+    def add(self, n: float, seconds: float, repeats: int = 1) -> None:
+        """Learn that a step with the number n took these seconds, or as many on average in `repeats` such steps."""
         log, own = math.log(max(seconds, SHORTEST)), self._logs
         if n not in self._places:
             guess = math.log(max(self.at(n), SHORTEST)) if self._places else log
@@ -164,7 +165,7 @@ class StepTimes(CostLine):
         doubts[0, 0] += (CALM + max(0.0, self._unrest.value)) * steps
         shared = doubts[0] + doubts[place]
         error = (log - float(own[0]) - float(own[place])) / SPREAD
-        variance = float(shared[0]) + float(shared[place]) + 1
+        variance = float(shared[0]) + float(shared[place]) + 1 / repeats
         most = OUTLIER * math.sqrt(variance)
         self._unrest.add(min(error**2, most**2) - variance)
         own += shared * (SPREAD * min(most, max(-most, error)) / variance)

@@ -43,8 +43,8 @@ class Batch:
     trees      for each sequence, None (causal among its new tokens) or bool [n, n]: row i sees column j. A row sees
                itself and its ancestors among the new tokens.
     select     host integers, rows of the batch whose logits are computed, increasing.
-    certain    B host integers: number of leading rows of the sequence that are no draft tokens, so that the next pass
-               has a `past` after them. Empty: unknown.
+    certain    B host integers: number of leading rows of the sequence that are no draft tokens. They are never rolled
+               back: `past` of the next pass includes them. Empty: unknown.
     """
 
     seq_ids: Seq[int]

@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence as Seq
-from copy import copy
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -73,6 +72,8 @@ class SpelledForm:
     def read(self, forced: bytes) -> list[int]:
         """Turn the forced text that llguidance returns into symbols."""
         found, first, at = list[int](), self.symbols.first, 0
+        if not forced:
+            return found
         for special in _SPECIAL.finditer(forced):
             found += [first + byte for byte in forced[at : special.start()]]
             found.append(int(special[1]))
@@ -126,7 +127,7 @@ class SpelledForm:
         complete, at = list[int](), 0
         for token in tokens:
             text = written[token] if token < len(written) else b""
-            if not text or data[at : at + len(text)] != text:  # also for the unknown token
+            if not text or data[at : at + len(text)] != text:  # the unknown token does not write the text either
                 break
             complete.append(token)
             at += len(text)
@@ -152,8 +153,8 @@ class ForcedText:
         """Return the tokens that are forced after `text`, which begins where the grammar begins."""
         if text[: len(self._text)] != self._text:
             self._begin()
-        for token in text[len(self._text) :]:
-            self._read(self._form.symbols.of(token))
+        if len(text) > len(self._text):
+            self._read(self._form.symbols.of_text(text[len(self._text) :]))
         self._text = text
         if not self._ahead and not self._is_lost:
             self._look_ahead()
@@ -161,8 +162,8 @@ class ForcedText:
             return ()
         return self._form.tokens(text[-1] if text else None, tuple(self._ahead), self._follow)
 
-    def _read(self, symbols: Seq[int]) -> None:
-        """Advance by the symbols of one token of the output."""
+    def _read(self, symbols: list[int]) -> None:
+        """Advance by the symbols of new tokens of the output."""
         if self._is_lost:
             return
         ahead, same = self._ahead, 0
@@ -171,7 +172,7 @@ class ForcedText:
         if same < len(symbols):
             if same < len(ahead):
                 self._matcher.rollback(len(ahead) - same)
-            rest = list(symbols[same:])
+            rest = symbols[same:]
             self._is_lost = self._matcher.try_consume_tokens(rest) < len(rest)
             same = len(ahead)
         self._ahead = ahead[same:]
@@ -179,14 +180,14 @@ class ForcedText:
 
     def _look_ahead(self) -> None:
         """Collect forced symbols in `_ahead` while only one text can follow."""
-        matcher, symbols, spacing = self._matcher, self._form.symbols, copy(self._spacing)
+        matcher, symbols, spacing = self._matcher, self._form.symbols, self._spacing.copy()
         self._follow, goes_on = None, True
         while goes_on and len(self._ahead) < AHEAD:
             found = self._form.read(matcher.compute_ff_bytes())[:AHEAD]
             if not found and not matcher.is_error():
                 allowed = symbols.read_mask(matcher.compute_bitmask())
                 only = allowed.only
-                gap = spacing.expect(None if only is None else symbols.bytes_of([only])[0])
+                gap = spacing.expect(None if only is None else symbols.byte_of(only))
                 found = symbols.spaces(allowed, gap) + ([] if only is None else [only])
                 goes_on = only is not None
                 self._follow = None if goes_on else _pick_bytes(allowed.following)

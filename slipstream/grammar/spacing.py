@@ -26,6 +26,9 @@ class Spacing:
     is_quoted: bool = False
     is_escaped: bool = False
 
+    def copy(self) -> Spacing:
+        return Spacing(self.seen, self.last, self.gap, self.depth, self.is_quoted, self.is_escaped)
+
     def read(self, data: bytes, learns: bool = False) -> None:
         """Read these bytes. learns: whether their white space is remembered."""
         for byte in data:
@@ -55,7 +58,7 @@ class Spacing:
         depth = self.depth - closes
         keys: list[tuple[int, int | None]] = [(self._mark, following)]
         keys += [(mark, None) for mark in OPEN] if closes else [(self._mark, None)]
-        if self.last == ord(","):  # after a comma as after the opening bracket: one line per entry
+        if self.last == ord(","):  # one line per entry: after a comma the same space as after the opening bracket
             keys += [(mark, None) for mark in OPEN if b"\n" in self.seen.get((mark, None), (b"", 0))[0]]
         seen = next((self.seen[key] for key in keys if key in self.seen), None)
         if seen is None and b"\n" in self.gap:

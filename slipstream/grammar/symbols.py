@@ -51,8 +51,13 @@ class Symbols:
         self._ids = np.array([*special, *range(self.first, self.first + 256)])
         self._count = len(special)
         self._is_solid = ~np.isin(self._ids - self.first, list(SPACES))
-        self._byte, self._bit = self._ids >> 3, (1 << (self._ids & 7)).astype(np.uint8)  # of each symbol, in a mask
-        self.read_mask = lru_cache(KEPT)(self._read_mask)
+        # Masks are reduced to the bytes that may hold a symbol's bit, because their hashes are computed in each step.
+        low, high = (special[0] >> 3, (special[-1] >> 3) + 1) if special else (0, 0)
+        self._parts = slice(low, high), slice(self.first >> 3, None)
+        places = (self._ids >> 3) - low
+        self._byte = np.where(self._ids < self.first, places, places - ((self.first >> 3) - high))
+        self._bit = (1 << (self._ids & 7)).astype(np.uint8)
+        self._read_parts = lru_cache(KEPT)(self._read_bits)
         self.of = lru_cache(None)(self._of)
 
     def _of(self, token: int) -> tuple[int, ...]:
@@ -61,13 +66,26 @@ class Symbols:
             return (token,)
         return tuple(self.first + byte for byte in (self._written[token] if token < len(self._written) else b""))
 
-    def bytes_of(self, symbols: Seq[int]) -> bytes:
-        """Return the bytes of symbols. A special token becomes the byte `SPECIAL`."""
-        return bytes([symbol - self.first if symbol >= self.first else SPECIAL for symbol in symbols])
+    def of_text(self, tokens: Seq[int]) -> list[int]:
+        """Return the symbols of several tokens."""
+        return [symbol for token in tokens for symbol in self.of(token)]
 
-    def _read_mask(self, mask: bytes) -> Allowed:
+    def byte_of(self, symbol: int) -> int:
+        """Return the byte of a symbol, and the byte `SPECIAL` for a special token."""
+        return symbol - self.first if symbol >= self.first else SPECIAL
+
+    def bytes_of(self, symbols: Seq[int]) -> bytes:
+        """Return the bytes of symbols, as `byte_of`."""
+        return bytes(map(self.byte_of, symbols))
+
+    def read_mask(self, mask: bytes) -> Allowed:
         """Read a bit mask of llguidance."""
-        allowed = (np.frombuffer(mask, np.uint8)[self._byte] & self._bit).astype(np.bool_)
+        special, single = self._parts
+        return self._read_parts(mask[special] + mask[single])
+
+    def _read_bits(self, bits: bytes) -> Allowed:
+        """Read the parts of a bit mask that hold symbols."""
+        allowed = (np.frombuffer(bits, np.uint8)[self._byte] & self._bit).astype(np.bool_)
         solid = np.flatnonzero(allowed & self._is_solid)
         following = bytes((solid[solid >= self._count] - self._count).tolist())
         return Allowed(allowed[self._count :].tolist(), self._find_only(solid), following)

@@ -83,7 +83,7 @@ def _read_config(
         o_bias=layer + "self_attn.o_proj.bias" in tensors,
         mlp_bias=layer + "mlp.up_proj.bias" in tensors,
         qk_norm=layer + "self_attn.q_norm.weight" in tensors,
-        mask_token=None,  # it is in `EagleConfig` instead
+        mask_token=None,  # `EagleConfig.mask_token` has the id
     )
     fc = tuple(tensors["fc.weight"].shape)  # [d, taps * target_hidden], or [d, d + target_hidden]
     d = decoder.hidden_size
@@ -300,7 +300,7 @@ def lay_out_native(head: EagleHead, target: str | None = None, maps: bool = Fals
         "draft_vocab_size": c.draft_vocab,
         "target_hidden_size": c.target_hidden,
         "num_aux_hidden_states": len(c.taps),
-        TAPS: list(c.taps),  # as vLLM counts
+        TAPS: list(c.taps),  # ids as vLLM counts layers
         "eagle_config": {TAPS: by_sglang, "use_aux_hidden_state": True, "norm_before_fc": c.norm_before_fc},
     }
     if c.mask_token is not None:

@@ -223,7 +223,7 @@ class HeadDrafter:
         """Keep copies of the target's features of every accepted token."""
         for b, seq in enumerate(seqs):
             begin, nodes, path = out.splits[b], draft.splits[b + 1] - draft.splits[b], verdict.path[b]
-            end = out.splits[b + 1] - nodes  # after the pending tokens of the step
+            end = out.splits[b + 1] - nodes  # end of the pending tokens of the step
             new = end - begin + len(path)
             if not self._follow(seq, seq.kv_len - new):
                 continue

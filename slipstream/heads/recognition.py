@@ -47,7 +47,7 @@ def recognise(checkpoint: Checkpoint) -> HeadKind | None:
         return None
     try:
         names = frozenset(n.removeprefix("model.") for n in checkpoint.tensor_names)
-    except LoadError:  # for example only pickles: config.json may suffice, and loading refuses them
+    except LoadError:  # e.g. only pickles, which loading refuses: config.json may suffice here
         names = frozenset()
     if "medusa_num_heads" in config or any(_MEDUSA.match(n) for n in names):
         return "medusa"

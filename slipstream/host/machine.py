@@ -96,7 +96,7 @@ def available_bytes(device: torch.device) -> int:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):  # not Linux: take the machine's memory
+    except (OSError, StopIteration):  # outside Linux: use the machine's memory
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     allowed = container_memory()
     return free if allowed is None else min(free, allowed)

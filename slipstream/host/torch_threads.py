@@ -31,7 +31,7 @@ def host_threads(count: int | None) -> Iterator[None]:
 
 @contextmanager
 def all_threads() -> Iterator[None]:
-    """Undo `host_threads` in this block: torch gets its former number of threads. Elsewhere it changes nothing."""
+    """Undo `host_threads` in this block: torch gets its former number of threads. No effect outside of it."""
     count = getattr(_outside, "count", None)
     if count is None:
         yield

@@ -247,7 +247,7 @@ def _count_cached(cache: Cache) -> int:
 def _find_streamer() -> object:
     """Return the streamer given to `generate`, from its frame. It is not passed on, so it would be ignored silently."""
     frame: Any = sys._getframe(1)
-    for _ in range(6):  # this module and torch's decorator are in between
+    for _ in range(6):  # skips the frames of this module and of torch's decorator
         if frame is None:
             return None
         if frame.f_code.co_name == "generate" and "streamer" in frame.f_locals:
@@ -312,7 +312,7 @@ def read_sampling(processors: Seq[Any], sampled: bool, read: int, vocab_size: in
             biases |= {token: -100.0 for token in one.suppress_tokens.tolist() if 0 <= token < vocab_size}
         elif name == "SequenceBiasLogitsProcessor" and all(len(ids) == 1 for ids in one.sequence_bias):
             biases = {ids[0]: bias for ids, bias in one.sequence_bias.items()} | biases
-        elif name != "LogitNormalization":  # it changes no distribution
+        elif name != "LogitNormalization":  # normalisation changes no distribution
             what = f"the logits processor {type(one).__name__}"
             why = "no sampling parameter of Slipstream has the same effect"
             raise _explain_refusal(what, why, "leave it out, or generate without custom_generate")

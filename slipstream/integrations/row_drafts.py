@@ -81,7 +81,7 @@ class RowDrafts:
         self._asked: set[str] = set()  # requests that could draft in the last call
         self._forward, self._seconds, self._gained, self._ended = StepTimes(), Mean(16), Mean(16), 0.0
         self._cost = 0.0
-        self._last: set[str] = set()  # all requests of the last call
+        self._last: set[str] = set()  # ids of all requests of the last call
 
     def __len__(self) -> int:
         """Number of requests with a state."""

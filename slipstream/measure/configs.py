@@ -67,7 +67,7 @@ class DrafterChoice(Strict):
 
 @dataclass(frozen=True)
 class Settings(Strict):
-    """values: the settings, None if the program has no counterpart; text: the settings as arguments; note: a remark."""
+    """Settings of another program. values: None if it has no counterpart; text: as arguments; note: a remark."""
 
     values: JsonObject | None
     text: str

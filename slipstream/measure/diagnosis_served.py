@@ -4,7 +4,7 @@ Only the server's counters are known, under its present load. They give up to th
 
     at most   tokens of a decode step: the speed-up if drafts and their verification cost nothing
     measured  the speed-up over the server's own steps without drafts, if the times of steps show it
-    assumed   the speed-up if a draft token costs `c` decode steps and a row nothing; it only compares draft lengths
+    assumed   the speed-up if a draft token costs `c` decode steps and verification nothing; only compares lengths
 
 No counter shows the time of a step without speculation. If "at most" and "measured" decide nothing, the verdict is
 `UNKNOWN`.
@@ -45,9 +45,9 @@ SURE = 1.3
 """Smallest speed-up over the server's own steps without drafts that counts as a gain. Speculation may slow down these
 steps, too: vLLM with our drafters reached 0.77x of plain decoding when it hardly drafted anything (docs/vllm.md)."""
 BLIND_TO = (
-    "What counters cannot show: what a step takes on a server that does not speculate (vLLM, for example, turns "
+    "What counters cannot show: the time of a step on a server that does not speculate (vLLM, for example, turns "
     "asynchronous scheduling off for lookups); other loads and other texts; whether the text is the same, which "
-    "slipstream verify compares. Counters are those of all clients."
+    "slipstream verify compares. The counters include all clients."
 )
 BEHIND = "if this URL is a router, give the URL of a server behind it"
 
@@ -129,10 +129,11 @@ def diagnose_served(counters: JsonMapping | None, c: float, measured: Estimate |
     else:
         diagnosis.evidence.append(f"drafts have {drafted:.1f} tokens on average, so no other length is judged")
     if now is not None:
-        diagnosis.evidence.append(f"assumed: rows are free, and a draft token costs {c:g} steps: {times(now)}")
+        diagnosis.evidence.append(f"assumed: verification is free, and a draft token costs {c:g} steps: {times(now)}")
     diagnosis.forecast = ServedForecast(longest, now, k, gains[k], most, measured)
     at_most = (
-        f"at most {times(most)} ({steps:,.0f} decode steps) under this load, {load}, if drafts and rows cost nothing"
+        f"at most {times(most)} ({steps:,.0f} decode steps) under this load, {load}, if drafting and verification cost "
+        "nothing"
     )
     against = f"{interval(measured)} against this server's own steps without drafts" if measured else ""
     low, high = (measured.low or 0.0, measured.high or math.inf) if measured else (0.0, math.inf)
@@ -143,8 +144,8 @@ def diagnose_served(counters: JsonMapping | None, c: float, measured: Estimate |
         few = "use a drafter that drafts more often, or switch speculation off for such texts"
         return found(at_most, few, SELDOM) if share < 0.5 else found(at_most, FIXES[ACCEPTANCE], ACCEPTANCE)
     if 0 < k < longest and drafts >= ENOUGH and gains[k] >= FINE * gains[longest]:
-        why = f"if rows are free and a draft token costs {c:g} decode steps (--c; not measured), {spell(k, 'token')} "
-        why += f"give {times(gains[k])}, {longest} give {times(gains[longest])}"
+        why = f"if verification is free and a draft token costs {c:g} decode steps (--c; not measured), "
+        why += f"{spell(k, 'token')} give {times(gains[k])}, {longest} give {times(gains[longest])}"
         setting = STARTED_WITH.get(counters["server"], "see its options").format(k=k)
         return found(why, f"draft {spell(k, 'token')}: {setting}", LENGTH)
     if SURE <= low <= most:
@@ -181,7 +182,7 @@ def estimate_own_steps(parts: Seq[Counters]) -> Estimate | None:
     fit, _, rank, _ = np.linalg.lstsq(design, times_seen, rcond=1e-9)
     freedom = len(rows) - int(rank)
     variance = ((times_seen - design @ fit) ** 2).sum() / freedom * np.linalg.pinv(design.T @ design)[0, 0]
-    unit = gained / seconds.sum() / scale[0]  # from seconds of a step without drafts to the speed-up
+    unit = gained / seconds.sum() / scale[0]  # converts seconds of a step without drafts to the speed-up
     gain, error = float(fit[0] * unit), t_quantile(0.975, freedom) * float(np.sqrt(variance) * unit)
     return Estimate(gain, gain - error, gain + error)
 

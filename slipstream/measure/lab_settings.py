@@ -57,7 +57,7 @@ class TuneConfig(Strict):
     tokens: int = option(64, check=integer(2))
     batch: int = option(1, "Batch size.", check=COUNT, min=1)
     confirm: int = option(3, "Number of the best settings to time against plain decoding.", check=COUNT, min=1)
-    rounds: int = option(5, "Number of timed passes of this comparison.", check=COUNT, min=1)
+    rounds: int = option(5, "Number of timed passes of the comparison with plain decoding.", check=COUNT, min=1)
     seconds: float = option(45, TIME_LIMIT, check=SECONDS, min=0)
     seed: int = 0
     params: SamplingParams = field(default_factory=SamplingParams)

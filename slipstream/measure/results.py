@@ -7,7 +7,7 @@ kind        the command that wrote the file: "bench", "tune", "trace", ...; dete
 complete    false if the run was interrupted or failed; `data` then holds the measurements so far.
 settings    the settings of the command.
 provenance  the conditions of the measurement (see `slipstream.measure.provenance`).
-warnings    what limits how far the numbers can be trusted.
+warnings    reasons to trust the numbers less.
 
 A file of another version is refused. Fields that have a default were added later and may be missing in a file.
 """

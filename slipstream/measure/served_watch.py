@@ -46,7 +46,7 @@ class PayWatch:
     def add(self, sample: Counters | None) -> Event | None:
         """Add a reading of the counters, None if the server reports none. Returns an event if something has changed."""
         if sample is None or (self._samples and sample.has_restarted(self._samples[-1])):
-            said, self.state = self.state, LOST if sample is None else RESTARTED  # its settings may have changed
+            said, self.state = self.state, LOST if sample is None else RESTARTED  # settings may have changed
             self._samples, self._last, self._known = [sample] if sample else [], None, []
             return None if said == self.state else {"event": self.state}
         self._samples.append(sample)
@@ -55,7 +55,7 @@ class PayWatch:
         judged, self._samples = judge(self._samples, self.c), self._samples[-1:]
         counters, diagnosis = judged.counters or {}, judged.diagnosis or ServedDiagnosis()
         if not counters["output_tokens"] and not counters["running"]:
-            return None  # no requests: nothing changes
+            return None  # without requests nothing changes
         event, decided = self._verdict(counters, diagnosis), self.state in (PAYS, COSTS)
         if event["event"] == UNDECIDED:
             is_said = self.state != UNDECIDED and not decided
@@ -81,7 +81,7 @@ class PayWatch:
             self._known.append(event)
         elif diagnosis.cause != OFF:
             event["event"] = next((each["event"] for each in self._known[::-1] if _decides(each, event)), UNDECIDED)
-        if counters["server"] == "llamacpp" and event["event"] != UNDECIDED:  # each request sets the draft length there
+        if counters["server"] == "llamacpp" and event["event"] != UNDECIDED:  # each request sets the draft length
             event["send"] = {"speculative.n_max": 0 if event["event"] == COSTS else known.get("best_length")}
         return event
 

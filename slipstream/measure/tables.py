@@ -67,7 +67,7 @@ def words(name: str, cell: MakeCell = lambda row: row) -> Column:
 
 @dataclass(frozen=True)
 class Table:
-    """rows: one cell per column. note: explains the columns."""
+    """A table of a report. rows: one cell per column. note: explains the columns."""
 
     title: str
     columns: Seq[Column]

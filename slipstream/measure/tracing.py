@@ -65,7 +65,7 @@ class Recorder(WrappedDrafter):
             at = node
         depths = draft.depths
         if seq.finish:
-            depths = [d for d in depths if d <= len(run)]  # as in the counters: none after the end of the text
+            depths = [d for d in depths if d <= len(run)]  # like the counters, without tokens after the end of the text
         self.steps.append(TracedStep(len(depths), accepted, len(run)))
 
 

@@ -201,7 +201,7 @@ def read_stream(timed: Timed) -> Answered:
                 ended = ended or bool(choice.get("finish_reason"))
                 if choice.get("text") or any((choice.get("delta") or {}).get(name) for name in TEXT):
                     texts.append(at)
-    except (ValueError, AttributeError):  # not JSON, or other JSON
+    except (ValueError, AttributeError):  # the event is not JSON, or not a chunk of an answer
         fault = "not a stream of completions"
     details = usage.get("prompt_tokens_details") or {}
     return Answered(

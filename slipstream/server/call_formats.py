@@ -337,7 +337,7 @@ FORMATS: tuple[ToolFormat, ...] = (
                signs=("ipython", '"parameters"')),
     ToolFormat("hermes", ("<tool_call>",), "</tool_call>", signs=("<tool_call>",)),
 )  # fmt: skip
-"""Formats in which models write calls. If `signs` of a format contain those of another, it stands before the other."""
+"""Formats in which models write calls. A format whose `signs` contain another's comes first."""
 
 FORCED: dict[str, Callable[[Reply], Reading]] = {"required": LIST.read, "named": _read_named}
 """`choice` of a `ToolUse` -> reads the call that a grammar forces: an array of calls, or one function's arguments."""

@@ -95,7 +95,7 @@ class RemoteEngine:
         self._stopped = True
         self.process.kill()
         self.process.join()
-        self._pipe.close()  # last: until the process has ended, a thread may wait for the pipe
+        self._pipe.close()  # closed last: until the process has ended, a thread may wait for the pipe
 
     def _send(self, *command: object) -> None:
         try:
@@ -107,7 +107,7 @@ class RemoteEngine:
         """Pass reports to the streams until the process ends, then an error with its reason. Kill the process if its
         engine has stopped or does not answer."""
         what = "the engine's process has ended"
-        looks = 0  # not seconds, because this process may have been suspended, too
+        looks = 0  # counted in looks: this process may have been suspended, too
         try:
             while True:
                 if not self._pipe.poll(LOOK_EVERY):

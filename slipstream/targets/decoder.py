@@ -169,7 +169,7 @@ class Decoder:
     def _run_long(self, seqs: Seq[Sequence], draft: Draft, taps: tuple[int, ...]) -> TargetOut:
         """Prefill all but the last chunk of each long prompt, then run as usual."""
         starts: list[int] = []
-        early: list[list[dict[int, Tensor]]] = []  # for each sequence, the taps of its chunks
+        early: list[list[dict[int, Tensor]]] = []  # hidden states of each sequence's chunks, by tap
         for seq in seqs:
             start = seq.kv_len
             early.append([])

@@ -49,7 +49,7 @@ class EarlyExits:
     def run_layers(
         self, seqs: Seq[Sequence], draft: Draft, layers: tuple[int, int], hidden: Tensor | None = None
     ) -> TargetOut:
-        self.drop([seq.id for seq in seqs])  # this pass overwrites their slots
+        self.drop([seq.id for seq in seqs])  # this pass overwrites the slots of kept rows
         batch = make_batch(seqs, draft, self.executor.device)
         out = self.executor.forward(batch, (layers[1],), layers, hidden)
         check_finite(out.logits, seqs, draft)

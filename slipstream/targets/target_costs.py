@@ -197,7 +197,7 @@ class Exit:
     """layers     number of layers that run before the exit.
     agreement  share of positions of a greedy text at which the exit's argmax is the whole model's: alpha.
     cost       cost of one draft token in decode steps: drafting it through this exit, plus one more row in the later
-               layers to verify it. The c of the closed forms.
+               layers to verify it. This is c in the closed forms.
     """
 
     layers: int

@@ -194,7 +194,7 @@ def predict(
         return Prediction(tau, 1.0, spent, tau * plain)
     exactly = [a - b for a, b in zip(reach, [*reach[1:], 0.0], strict=True)]  # chance to accept 0, 1, ...
     full = verification(longest)
-    done = [(0.0, 0.0, 0.0)]  # for 0, 1, ... tokens: steps, steps that may draft, seconds of the target
+    done = [(0.0, 0.0, 0.0)]  # [n]: steps, steps that may draft, and seconds of the target for n tokens
     for left in range(1, tokens):
         room = min(longest, left - 1)
         chances = [*exactly[:room], reach[room]]

@@ -80,8 +80,8 @@ def part_of_character(tokenizer: object, token: int) -> bytes | None:
 
 
 class TokenTexts:
-    """tokenizer: a fast tokenizer of transformers, or a `FolderTokenizer`. of: its model, for errors ("the draft
-    model").
+    """The bytes of the tokens of a tokenizer. tokenizer: a fast tokenizer of transformers, or a `FolderTokenizer`. of:
+    its model, for errors ("the draft model").
 
     written  for each id, the bytes that it writes; None for special and unknown tokens.
     special  ids of special tokens, by text.
@@ -118,7 +118,7 @@ class TokenTexts:
         self._whole = _without_specials(described)
         self._middle = self._whole if edited == described else _without_specials(edited)
         word = next((data for data in self.id_of if data[:1] == b" " and data[1:].isalnum()), b"")
-        if self.bytes_of(self.ids(word.decode())) != word:  # each word gets a prefix, as in T5
+        if self.bytes_of(self.ids(word.decode())) != word:  # the tokenizer adds a prefix to each word, as in T5
             self._middle = self._whole
         around, specials = tokenizer.encode("x"), set(self.special.values())
         self.begin = tuple(around[: next((n for n, id_ in enumerate(around) if id_ not in specials), 0)])

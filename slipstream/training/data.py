@@ -156,7 +156,7 @@ def prepare_data(
             if text:
                 say(f"tokenising {name}")
             splits = _split(_read_documents(name, encoder, vocab_size), heldout, length)
-            folder.mkdir(parents=True, exist_ok=True)  # only now, so that refused data leaves no folder
+            folder.mkdir(parents=True, exist_ok=True)  # created only now, so that refused data leaves no folder
             for split, marked in splits.items():
                 plain = ((list(map(int, ids)), mask) for ids, mask in marked)
                 write_masked(folder / f"{split}-{number}.bin", plain, encoder.eos if text else None, vocab_size)

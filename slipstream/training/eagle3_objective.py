@@ -83,7 +83,7 @@ def compute_chain_states(
     tokens [B, T]; taps [B, T, target_hidden] each; rotary: tables of at least T positions.
     Returns `steps` tensors [B, N, d], N = T - steps: row i of step j predicts token i + 2 + j."""
     rows = tokens.shape[1] - steps
-    seen: dict[int, list[tuple[Tensor, Tensor]]] = {}  # by layer: keys and values [B, Hk, N, D] of each step
+    seen: dict[int, list[tuple[Tensor, Tensor]]] = {}  # layer -> keys and values [B, Hk, N, D] of each step
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # [B, N, heads, D], a row for each chain
         first, *later = seen[layer] = [*seen.get(layer, ()), (k.transpose(1, 2), v.transpose(1, 2))]

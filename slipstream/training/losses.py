@@ -89,7 +89,7 @@ class _DistributionLosses(torch.autograd.Function):
         ctx.save_for_backward(into_states, into_weight)
         ctx.weight_dtype = weight.dtype
         ctx.mark_non_differentiable(each)
-        return (each * each.new_tensor(weights)).sum(), each  # not a matrix product: autocast would round it
+        return (each * each.new_tensor(weights)).sum(), each  # a sum, because autocast would round a matrix product
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]

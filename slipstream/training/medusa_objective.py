@@ -54,7 +54,7 @@ class MedusaObjective(Objective):
     @torch.no_grad()
     def measure(self, windows: list[Window]) -> Figures:
         """Measure `medusa_head_accuracies` [K][RANKS]: how often each head's candidate of each rank is the target's
-        token. As in decoding, a prediction counts only if it is made at an output token and is for an output token."""
+        token. As in decoding, only predictions of output tokens that are made at output tokens count."""
         hits = torch.zeros(self.depth, RANKS, dtype=torch.float64)
         places = [0] * self.depth
         for window in windows:

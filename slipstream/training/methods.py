@@ -276,7 +276,7 @@ class RunConfig(LoopConfig):
     answers_only: bool = option(False, "Compute the loss on answers only.")
     self_tokens: int = option(
         0,
-        "Train on conversations that the target, a chat model, writes itself: about this number of tokens.",
+        "Train on about this number of tokens of conversations that the target, a chat model, writes itself.",
         "--self",
         check=FROM_ZERO,
     )

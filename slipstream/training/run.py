@@ -167,7 +167,7 @@ class TrainingRun:
 def check_out(config: RunConfig) -> None:
     """Refuse a folder that is not writable, or that contains another run. Raises TrainingError."""
     folder = next(each for each in (config.out, *config.out.absolute().parents) if each.exists())
-    try:  # without creating a folder, because a later check may refuse the run
+    try:  # does not create the folder, because a later check may refuse the run
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as fault:

@@ -186,8 +186,8 @@ def tabulate_passes(name: str, rows: list[ComparedText]) -> Table:
         words("verdict", lambda group: mark(BUG if count(BUG)(group) else "ok")),
     ]
     note = (
-        f"{NOTES[name]} The last rows: requests with other sampling parameters beside them, which join one by one, "
-        "continue earlier texts and are preempted."
+        f"{NOTES[name]} In the last rows, requests with other sampling parameters run at the same time. They join one "
+        "by one, continue earlier texts and are preempted."
     )
     return tabulate(HEADINGS[name], groups.values(), columns, note)
 
@@ -227,13 +227,13 @@ def tabulate_places(rows: list[TestedPlace]) -> Table:
     beside = [f"p = {_p(row, PAIR)}" for row in rows if row.place == BY_REQUEST]
     return Table(
         "Every token of sampled texts against the target's distribution at its position", columns, cells,
-        "Columns are places in the step: draft tokens 1, 2, 3 and deeper, all that are behind an accepted one, the "
-        "bonus token, tokens of steps without a draft. Ranks, ids: in the order of probabilities and of ids, tokens "
-        "are spread as their probabilities say. Other rows: how often a kind of token occurs, against the target's "
-        "probability of it: tokens that the draft favours, rare ones, ends of texts, the last token that a filter "
-        "keeps, tokens that a penalty reaches. With the last, joint: whether tokens depend on the one before beyond "
-        f"that; between requests: {' '.join(beside) or 'too few'}. Where a p-value is small, new samples decide. -: "
-        "too few positions, or not valid under this rule.",
+        "Columns are places in the step: draft tokens 1, 2, 3 and deeper, all draft tokens after an accepted one, the "
+        "bonus token, tokens of steps without a draft. Ranks, ids: whether tokens occur as often as the target's "
+        "probabilities say, with tokens in the order of probability and of id. Other rows: the same for a kind of "
+        "token, such as tokens that the draft favours, rare tokens, ends of texts, the last token that a filter keeps, "
+        "tokens with a penalty. With the last, joint: whether tokens also depend on the token before in another way; "
+        f"between requests: {' '.join(beside) or 'too few'}. If a p-value is small, new samples decide. -: too few "
+        "positions, or not valid under this rule.",
     )  # fmt: skip
 
 

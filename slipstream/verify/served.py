@@ -170,7 +170,7 @@ def verify_served(
             before = after
             save()
     if any(row.verdict == UNJUDGED for row in data.greedy):
-        result.warnings.append("a server gives no logprobs: where greedy texts part, rounding and a bug look the same")
+        result.warnings.append("a server gives no logprobs: rounding and a bug look the same where greedy texts differ")
     return result
 
 
@@ -343,7 +343,7 @@ def _lead(data: ServedData, settings: JsonObject) -> str:
     drafts = f"{sum(known):.0f} tokens were drafted" if known else "whether anything was drafted is not known"
     same = sum(row.verdict == IDENTICAL for row in data.greedy)
     shift = data.sampled[-1].smallest_shift if data.sampled else None
-    power = f", found with probability {POWER:g}: the likeliest token in {shift:.1%} more of the cases" if shift else ""
+    power = f", found with probability {POWER:g}: the most likely token {shift:.1%} too often" if shift else ""
     return (
         f"No difference found between {what} that rounding does not explain: {same} of {len(data.greedy)} greedy "
         f"texts identical, {sum(row.prompt != ALL_PROMPTS for row in data.sampled)} prompts sampled "
@@ -377,7 +377,8 @@ def _make_sampled_table(rows: list[SampledPrompt], settings: JsonObject) -> Tabl
     ]
     return tabulate(
         f"Sampled texts of {settings['length']} tokens", rows, columns,
-        f"p: permutation test over whole texts, by their n-grams. Again: p-value on new samples, where the first was "
-        f"below {SCREEN:g}; only it decides. {ALL_PROMPTS.capitalize()}: how often a token is the most frequent one "
-        "after the token before it, the second, and so on; a total variation is one between these shares.",
+        f"p: permutation test over whole texts, by their n-grams. Again: p-value on new samples, if the first p-value "
+        f"was below {SCREEN:g}; then only this value decides. {ALL_PROMPTS.capitalize()}: how often a token is the "
+        "most frequent follower of the token before it, the second most frequent, and so on; a total variation is "
+        "between these shares.",
     )  # fmt: skip

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gguf import kinds, precision
+from benchmarks.gguf import family_logits, kinds, precision
 from benchmarks.gguf.__main__ import arguments, figures_of, texts_of
 from benchmarks.gguf.lineup import MODELS, bars, sides
 from benchmarks.gguf.precision import KINDS, compared, held_out, main, perplexity, table
+from benchmarks.protocol import ContenderError
 from slipstream import zoo
 from slipstream.checkpoints.gguf_header import FILE_TYPES
 from slipstream.checkpoints.weight_blocks import FLOATS, READERS
@@ -102,3 +103,21 @@ def test_a_run_has_every_format(capsys: pytest.CaptureFixture[str], monkeypatch:
         assert 0 < row["acceptance_rate"] <= 1
     sizes = [sum(row["stored"].values()) for row in output["rows"]]
     assert sizes == sorted(sizes, reverse=True)
+
+
+def test_a_family_at_which_llamacpp_stops_is_a_row_and_the_next_family_follows(tmp_path, monkeypatch):
+    class Worker:
+        def __init__(self, *_, **__):
+            self.close = lambda: None
+
+        def call(self, op, **_):
+            raise ContenderError(f"llama.cpp died during {op!r}:\n/a/folder/ops.cpp:7: GGML_ASSERT(x) failed\n")
+
+    monkeypatch.setattr(family_logits, "Worker", Worker)
+    (tmp_path / "version.json").write_text('"1"')
+    families = ["llama", "gpt2"]
+    assert family_logits.main(["--only", *families, "--build", str(tmp_path), "--out", str(tmp_path)]) == 1
+    stops = "ops.cpp:7: GGML_ASSERT(x) failed"
+    rows = json.loads((tmp_path / "family-logits.json").read_text())["rows"]
+    assert rows == [{"family": family, "stops": stops} for family in families]
+    assert f"- gpt2: llama.cpp stops: {stops}.\n" in (tmp_path / "family-logits.md").read_text()

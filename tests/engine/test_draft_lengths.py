@@ -238,6 +238,26 @@ def test_rows_are_priced_by_the_length_of_the_text() -> None:
         assert np.mean(rates[context]) >= 0.95 * max(map(world.rate, range(9))), context
 
 
+def test_sampled_text_is_not_judged_by_the_plain_steps_of_greedy_text() -> None:
+    """Plain steps of sampled text take a quarter less, so its drafts do not pay; those of greedy text before it do."""
+    kept = []
+    for seed in range(8):
+        policy = LengthsFromPrices()
+        for kind, tokens, rate, saved in ((0, 4000, 0.6, 0.0), (1, 1500, 0.38, 0.25)):
+            world = World([rate], 0.1, 0.08, stride=7, saved=saved, seed=seed)
+
+            def choose(kind: int = kind, policy: LengthPolicy = policy) -> list[int]:
+                return [min(2, budget.depth) for budget in policy.choose([0], [8], kind=kind)]
+
+            def learn(step: Step, kind: int = kind, policy: LengthPolicy = policy) -> None:
+                policy.learn(replace(step, drawn=2, kind=kind))
+
+            reached = world.run(choose, tokens, learn)
+            policy.release(0)
+        kept.append(reached / max(world.rate(0), world.rate(2)))
+    assert np.mean(kept) >= 0.96
+
+
 @pytest.mark.parametrize("stride", [1, 8])
 def test_probes_of_a_resting_drafter_cost_less_than_half_a_percent(stride: int) -> None:
     """Requests of 100 tokens, each of which is a reason to try again, after the first 4,000 tokens."""

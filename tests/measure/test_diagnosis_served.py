@@ -36,7 +36,7 @@ def test_the_speed_up_is_at_most_the_tokens_of_a_step_and_not_predicted_without_
     diagnosis = diagnose_served(counters(GOOD, running=6.0), C)
     assert (diagnosis.cause, diagnosis.forecast.most) == ("not diagnosed", pytest.approx(MOST))
     assert diagnosis.forecast.now == pytest.approx(MOST / 1.4)
-    assert f"assumed: rows are free, and a draft token costs 0.1 steps: {MOST / 1.4:.2f}x" in diagnosis.evidence
+    assert f"assumed: verification is free, and a draft token costs 0.1 steps: {MOST / 1.4:.2f}x" in diagnosis.evidence
     lead = said(counters(GOOD, running=128.0))
     assert lead.startswith(
         f"Not diagnosed: at most {MOST:.2f}x (1,000 decode steps) under this load, about 128 requests"
@@ -141,7 +141,7 @@ def test_every_counter_is_shown_with_its_name_or_as_not_reported() -> None:
     assert rows["accepted at"] == ["80%, 64%, 51%, 41%", "spec_decode_num_accepted_tokens_per_pos_total"]
     assert rows["preemptions"][0] == "not reported"
     assert rows["acceptance rate"] == ["59%", "computed"]
-    assert "what a step takes on a server that does not speculate" in page_section.notes[-1]
+    assert "the time of a step on a server that does not speculate" in page_section.notes[-1]
 
 
 def test_an_interrupted_run_has_a_report() -> None:

@@ -39,9 +39,11 @@ def rows_of(logits: Callable[[Tensor], Tensor], texts: Seq[Seq[int]]) -> list[Te
 class Reference:
     """transformers' own model, which runs complete texts in one causal forward pass without a cache."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype):
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
-        self.model.config._experts_implementation = "eager"  # the grouped kernel does not support float64
+    def __init__(self, folder: Path, dtype: torch.dtype, kind: Any = transformers.AutoModelForCausalLM):
+        self.model = kind.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+        self.model.config.get_text_config()._experts_implementation = (
+            "eager"  # the grouped kernel does not support float64
+        )
         self.dtype = dtype
 
     def _run(self, ids: Tensor, **more: Any) -> Any:

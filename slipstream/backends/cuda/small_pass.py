@@ -237,7 +237,7 @@ class SmallPass:
         heads, dim, window = config.heads, config.head_dim, config.windows[i] if config.windows else None
         padded = triton.next_power_of_2(dim)
         several = rows * heads * splits if splits > 1 else 1
-        parts = torch.empty(several * dim, device=self.device)  # in a capture: of the graph's own memory
+        parts = torch.empty(several * dim, device=self.device)  # during a capture, this is the graph's own memory
         tops, sums = torch.empty(2, several, device=self.device)
         kernels.attend[(rows, config.kv_heads, splits)](
             self._queries, cache, self.inputs.table, self.tables, self._attended, parts, tops, sums,

@@ -13,15 +13,15 @@ from slipstream.backends.native.threads import available_threads
 from slipstream.checkpoints.weight_blocks import Blocks, Scales
 
 CHUNK = 1 << 15
-"""Values quantised at a time: they stay in the cache, and torch does not share so few among threads of its own. On busy
-cores those spin most of the time."""
+"""Number of values that are quantised at a time. So few values stay in the processor's cache, and torch starts none of
+its own threads for them, which would mostly spin on busy cores."""
 RANGES = torch.linspace(0.8, 1.05, 11)
-"""Shares of the range of a group that are tried: values beyond a shorter one are rounded to its ends."""
+"""Shares of a group's range that are tried. Values outside of a shortened range are rounded to its ends."""
 _TRIED = torch.tensor([(share, 2 * share / LEVELS) for share in RANGES.tolist()])
 
 
 def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Symmetric int8 per output channel: weight [out, in] ~ scale [out, 1] * int8 [out, in]."""
+    """Quantise to symmetric int8 per output channel: weight [out, in] ~ scale [out, 1] * int8 [out, in]."""
     scale = torch.empty(len(weight), 1)  # [out, 1]
     values = torch.empty(weight.shape, dtype=torch.int8)  # [out, in]
 
@@ -42,11 +42,11 @@ def _in_chunks(quantise: Callable[[slice], None], weight: Tensor) -> None:
 
 
 def quantise_blocks(weight: Tensor, bits: int) -> Blocks:
-    """weight [out, in], `in` a multiple of GROUP, in 4 or 8 bits with a scale in float16 for each group.
+    """Quantise weight [out, in], `in` a multiple of GROUP, to 4 or 8 bits with a float16 scale for each group.
 
-    8 bits: symmetric. 4 bits: with a minimum, and little squared error. Several ranges of a group are tried. The
-    integers of a range fix the scale and the minimum of least squared error (linear regression of the weights on the
-    integers); the best range is kept. Scale and minimum are rounded to float16 before the integers are chosen for good.
+    8 bits are symmetric. 4 bits also have a minimum for each group. Several ranges of a group are tried: a range gives
+    integers, and a linear regression of the weights on these integers gives scale and minimum. The range with the least
+    squared error is used. Scale and minimum are rounded to float16 before the final integers are chosen.
     """
     outs, columns = weight.shape
     integers = np.empty((outs, columns), np.uint8 if bits == 4 else np.int8)

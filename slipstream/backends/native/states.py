@@ -63,7 +63,7 @@ class NativeStates:
     lag     how many of the last tokens of a sequence are never committed, so that a draft model can roll back rejected
             tokens.
     room    most bytes of all states and snapshots; None: no bound. Snapshots are dropped to make room for states.
-    beside  bytes of the KV cache, which are also the most bytes of snapshots; None: no bound.
+    beside  bytes of the KV cache; snapshots take at most as many bytes. None: no bound.
     """
 
     def __init__(self, layers: Seq[Recurrence], lag: int = 0, room: int | None = None, beside: int | None = None):

@@ -115,7 +115,7 @@ class TorchDFlash(_TorchHead):
     def run_blocks(self, batch: Batch) -> Tensor:
         check_ids(batch.tokens, len(self.head.embedding))
         rotary, kinds = self._rotary(batch.positions), self.config.attention
-        rows = {True: replace(batch, trees=[None] * len(batch.seq_ids)), False: batch}  # by whether they are causal
+        rows = {True: replace(batch, trees=[None] * len(batch.seq_ids)), False: batch}  # keys: whether rows are causal
         with self._calls:
             slots = self._slots(batch)
             each = {kind: PackedAttention(slots, rows[kind[1]], kind[0]) for kind in dict.fromkeys(kinds)}

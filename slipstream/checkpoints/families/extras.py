@@ -141,11 +141,11 @@ def _seed_oss(config: ReadKeys) -> Fields:
 
 
 def _glm4(config: ReadKeys) -> Fields:
-    """Describe GLM-4-9B (`glm`) and GLM-4-0414 (`glm4`). The latter also normalises outputs."""
+    """Describe GLM-4-9B (`glm`) and GLM-4-0414 (`glm4`). GLM-4-0414 also normalises outputs."""
     given = common(config, context=131072, eps=1.5625e-07, size=128)
     given["qkv_bias"] = flag(config, "attention_bias", True)
     rope = partial_rope(config, given["head_dim"], default=0.5)
-    rope.get("mrope_section")  # of models with pictures: texts have one position in all sections
+    rope.get("mrope_section")  # read, but without effect: text has one position in all sections
     return describe(given | {"rope_parameters": rope}, norm_after=config["model_type"] == "glm4")
 
 
@@ -224,7 +224,7 @@ def _muse_glimmer(config: ReadKeys) -> Fields:
     if not isinstance(thetas, list) or len(thetas) != layers or any(each not in (0, theta) for each in thetas):
         why = f"our own decoder needs 0 or the common rope_theta, {theta}, for each of {layers} layers"
         raise make_refusal(f"layer_rope_theta is {thetas!r:.200}", why)
-    stored = flag(config, "qk_norm_stored", False)  # from GGUF files: the weights of norms contain the factor
+    stored = flag(config, "qk_norm_stored", False)  # True for GGUF files: the weights of norms contain the factor
     return describe(
         given | {"rope_parameters": rope},
         window=[window if each else None for each in slides],

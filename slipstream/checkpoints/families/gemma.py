@@ -106,7 +106,7 @@ def _gemma4(config: ReadKeys) -> Fields:
     if sparse:
         if inner != inner[:1] * layers:
             raise make_refusal(
-                "use_double_wide_mlp is true, beside experts",
+                "use_double_wide_mlp is true for a model with experts",
                 "our own decoder has shared experts of one width",
             )
         given["experts"] = Experts(

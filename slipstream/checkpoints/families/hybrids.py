@@ -70,7 +70,7 @@ def _lfm2(config: ReadKeys) -> Fields:
 
 
 def _lfm2_moe(config: ReadKeys) -> Fields:
-    refuse(config, "expert_gating_func", 2)  # of GGUF files: the sigmoid
+    refuse(config, "expert_gating_func", 2)  # key of GGUF files; 2: the sigmoid
     given, part = _lfm(config)
     given["rope_parameters"] = rope_parameters(config, 1e6)
     layers, dense = given["layers"], count_of(config, "num_dense_layers", 2, least=0)
@@ -123,7 +123,7 @@ def _qwen(config: ReadKeys) -> Fields:
     layers, every = given["layers"], count_of(config, "full_attention_interval", 4)
     given["rope_parameters"] = partial_rope(config, given["head_dim"], 1e4, 0.25)
     for key in ("mrope_section", "mrope_interleaved"):
-        given["rope_parameters"].get(key)  # only matters for pictures; text has one position in all sections
+        given["rope_parameters"].get(key)  # read, but without effect: text has one position in all sections
     parts = mixers(config, _delta(config), [LINEAR if (i + 1) % every else FULL for i in range(layers)])
     if given["model_type"] == "qwen3_5_text":
         return describe(given, recurrence=parts, qk_norm="head", gate="output")
@@ -141,7 +141,7 @@ def _olmo_hybrid(config: ReadKeys) -> Fields:
     given = common(config, context=65536) | biases(config)
     heads, layers = given["heads"], given["layers"]
     for name in ("a_log_min", "a_log_max", "dt_min", "dt_max", "dt_init_floor"):
-        config.get(f"linear_{name}")  # only used when training begins
+        config.get(f"linear_{name}")  # read, but only used when training begins
     rope = rope_parameters(config)
     rotates = bool(object_of(config, "rope_parameters").get("rope_theta") or config.get("rope_theta"))
     key = count_of(config, "linear_key_head_dim", 3 * given["hidden_size"] // (4 * heads))

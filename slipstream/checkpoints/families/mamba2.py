@@ -80,7 +80,7 @@ def _nemotron_h(config: ReadKeys) -> Fields:
     for name, value in plain.items():
         refuse(config, name, value)
     for name in ("time_step_min", "time_step_max", "time_step_floor"):
-        config.get(name)  # only used when training begins
+        config.get(name)  # read, but only used when training begins
     act, eps = ("mlp_hidden_act", "relu2"), "layer_norm_epsilon" if config.get("layer_norm_epsilon") else "norm_eps"
     size = count_of(config, "attention_head_dim", 128)
     given = common(config, context=4096, eps=1e-5, norm_eps=eps, size=size, act=act) | biases(config)

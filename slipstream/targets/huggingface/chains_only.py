@@ -30,7 +30,7 @@ _LAG = 16
 
 
 class ChainsOnly:
-    """parts: the model; shape: its sizes; chunk: largest number of prompt tokens in one forward pass.
+    """Runs one sequence at a time. parts: the model; shape: its sizes; chunk: most prompt tokens in one forward pass.
 
     one_by_one  whether tokens after the first forward pass are read one at a time, for models that forget their state
                 when they read several (Mamba in transformers 5.23).
@@ -172,4 +172,4 @@ def fork_cache(caches: dict[int, RollbackCache], parent_id: int, child_id: int, 
     read = None if parent is None else len(parent.tokens)
     check_fork(parent_id, child_id, length, read, child_id in caches)
     assert parent is not None
-    caches[child_id] = parent.copy()  # its next run rolls back to `length`
+    caches[child_id] = parent.copy()  # the child's next run rolls back to `length`

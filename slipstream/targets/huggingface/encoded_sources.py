@@ -37,7 +37,7 @@ class Source:
 
 
 class EncodedSources:
-    """parts: the model; vocab_size: number of ids that a source may have; pad: the model's padding id.
+    """Sources of running texts. parts: the model; vocab_size: number of ids of a source; pad: the model's padding id.
 
     together  whether several sources are encoded in one padded pass. False for models whose results it would change,
               such as mixtures of experts with a limited capacity.

@@ -51,7 +51,7 @@ class PackedAnswers(PackedModule):
         assert one.cross is not None
         given = {
             "decoder_input_ids": one.tokens[None],
-            "decoder_attention_mask": torch.ones_like(one.tokens)[None],  # or else models count cached tokens
+            "decoder_attention_mask": torch.ones_like(one.tokens)[None],  # without it, models count cached tokens
             "encoder_outputs": self._sources.output(one.cross.hidden),
             self._cache_name: EncoderDecoderCache(self._cache, self._cross_cache),
         }
@@ -92,7 +92,7 @@ class ChainsAnswers(ChainsOnly):
 
 
 class EncoderDecoder:
-    """runner: the decoder, around `PackedAnswers` or `ChainsAnswers`. sources: the encoded sources of its sequences."""
+    """An encoder-decoder. runner: its decoder, in `PackedAnswers` or `ChainsAnswers`. sources: the encoded sources."""
 
     def __init__(self, runner: Decoder | ChainsOnly, encoder: Encoder, sources: EncodedSources):
         self.runner, self.encoder, self.sources = runner, encoder, sources

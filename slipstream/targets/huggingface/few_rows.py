@@ -22,7 +22,7 @@ MOST_ROWS = {torch.float32: 32, torch.bfloat16: 8}
 
 
 class FewRows:
-    """module: a transformers model. wanted: whether to use our product in its layers; None: if `is_faster`."""
+    """Speeds up the linear layers of a model over few rows. wanted: whether to do this; None: if `is_faster`."""
 
     def __init__(self, module: nn.Module, wanted: bool | None = None):
         wanted = is_faster() if wanted is None else wanted

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Kind:
-    """name and note: for users. trees, heads, early_exit: as in `Capabilities`. A kind with trees runs a batch in one
-    forward pass."""
+    """A way in which models run. name and note: for users. trees, heads, early_exit: as in `Capabilities`. A kind
+    with trees runs a batch in one forward pass."""
 
     name: str
     note: str

@@ -171,7 +171,7 @@ def _load(checkpoint: str | Path, dtype: torch.dtype, trust_remote_code: bool, d
     unused = sorted(map(str, report["unexpected_keys"]))
     modules = {name.rpartition(".")[0] for name, _ in module.named_parameters()}
     beside = [name for name in unused if name.rpartition(".")[0] in modules]  # a scale, a bias
-    if beside and quantised is None:  # otherwise they may belong to the quantisation
+    if beside and quantised is None:  # quantised weights may have further tensors
         raise CheckpointError(
             f"{checkpoint} has {len(beside)} tensors that the model in config.json does not have: {few(beside)}",
             why="without these tensors the output would differ from that of the trained model",

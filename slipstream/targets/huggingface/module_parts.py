@@ -20,7 +20,7 @@ from slipstream.errors import TargetError
 
 
 class ModuleParts:
-    """module: a causal language model or an encoder-decoder of transformers.
+    """The parts of a model. module: a causal language model or an encoder-decoder of transformers.
 
     decoder  the part without the output head.
     layers   its layers in order; empty if they were not found.
@@ -117,7 +117,7 @@ class ModuleParts:
         with ExitStack() as undo:
             for i, layer in enumerate(self.layers):
                 if not first <= i < last:
-                    replaced = layer.__dict__.get("forward")  # set by tools that move tensors between devices
+                    replaced = layer.__dict__.get("forward")  # tools that move tensors between devices set this
                     undo.callback(put_back, layer, replaced)
                     layer.forward = stand_in(hidden if i == first - 1 else None)
             yield

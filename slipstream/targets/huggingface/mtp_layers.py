@@ -147,7 +147,7 @@ class MtpLayers(PackedLayers):
         """Add one draft token to each sequence. Returns the outputs [B, d] for the last rows."""
         each = [self._open[seq_id] for seq_id in batch.seq_ids]
         depth = batch.past[0] + 1 - each[0].first - each[0].rows
-        if depth >= self.layers:  # each layer has run all rows; run one row more
+        if depth >= self.layers:  # every layer has run all open rows: run one more row
             past = [state.first + state.rows + depth // self.layers - 1 for state in each]
             return self.run(depth % self.layers, replace(batch, past=past), features)
         for state, token in zip(each, batch.tokens.tolist(), strict=True):

@@ -27,8 +27,8 @@ _REFUSED: dict[str, object] = {
 
 
 class OutputRules:
-    """module: a transformers model; start: number of ids that every text begins with; eos_ids: ids that end a text;
-    device: device of the logits.
+    """Forces and forbids tokens. module: a transformers model; start: number of ids that every text begins with;
+    eos_ids: ids that end a text; device: device of the logits.
 
     Raises UnsupportedModelError, which names the field, for a field that is not supported."""
 
@@ -50,7 +50,7 @@ class OutputRules:
 
     def check_beams(self) -> None:
         """Raise TargetError for a rule that changes the other tokens' probabilities: transformers compares beams by the
-        probabilities before such rules. (A forced token is the only one, so forcing is allowed.)"""
+        probabilities before such rules. (Rules that force a token leave no other token, so they are allowed.)"""
         for name in (
             "encoder_repetition_penalty", "repetition_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
             "bad_words_ids", "min_length", "min_new_tokens", "suppress_tokens", "begin_suppress_tokens",

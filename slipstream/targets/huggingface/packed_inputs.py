@@ -97,7 +97,7 @@ class CrossCache(Cache):
 
 
 class PackedPositions:
-    """decoder: the model's decoder; pad: its padding id, after which some models number positions differently."""
+    """Gives a decoder the positions of packed rows. pad: padding id, after which some models count differently."""
 
     def __init__(self, decoder: nn.Module, pad: int | None):
         self.pad = pad

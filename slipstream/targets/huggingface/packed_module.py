@@ -64,7 +64,7 @@ def attend_packed(*configs: PreTrainedConfig) -> Iterator[None]:
 
 
 class PackedModule(PackedLayers):
-    """parts: the model; shape: its sizes; kind: how attention runs, one of `packed_pass.KINDS`.
+    """Runs a model in packed passes. parts: the model; shape: its sizes; kind: one of `packed_pass.KINDS`.
 
     slices  whether layers can run apart (see `Executor.forward`); set by the trial in `trials.check_packed`.
     """

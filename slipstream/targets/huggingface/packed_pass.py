@@ -69,10 +69,10 @@ class PackedRow:
 
 @dataclass
 class PackedPass:
-    """kind: one of KINDS. tokens: int64 [M]; places: int64 [M], where each token's keys and values go; scattered:
-    blocks of sequences whose blocks are not consecutive, concatenated. device: of the embeddings. apart: whether each
-    row attends on its own (see `rows_apart`); the model's own attention then gets only finite keys and values. cross:
-    cross-attention of the decoder of an encoder-decoder.
+    """One packed pass. kind: one of KINDS. tokens: int64 [M]; places: int64 [M], where each token's keys and values go;
+    scattered: blocks of sequences whose blocks are not consecutive, concatenated. device: of the embeddings. apart:
+    whether each row attends on its own (see `rows_apart`); the model's own attention then gets only finite keys and
+    values. cross: cross-attention of the decoder of an encoder-decoder.
 
     cached, attended  number of layers that have written keys and values, and that have used `packed_attention`.
     kept_back  bool [M]: rows whose keys and values the model's own attention did not get.

@@ -334,7 +334,7 @@ def _weighted_sum(job, group, scores, mixed, low, high):
         output = mixed[j * wide : (j + 1) * wide]
         if not is_finite(output):
             _visible_sum(job, rows, active[first + j // heads], g, scores + 4 * job.width * j, output, low)
-        number = (head + j % heads) * size + low  # of the first output
+        number = (head + j % heads) * size + low  # index of the first output
         out = floats(job.out + 4 * (job.out_stride * (first + j // heads) + number), wide)
         for i in range(wide):
             out[i] = output[i]

@@ -108,7 +108,7 @@ class _SharedCache(FunctionCache):
             overload = self._load_overload(sig, target_context)
             if overload is None and _users[kept] and not _turn(kept).is_locked:
                 _turn(kept).acquire()
-                overload = self._load_overload(sig, target_context)  # maybe compiled by another process
+                overload = self._load_overload(sig, target_context)  # another process may have compiled it meanwhile
         if overload is None:
             announce()
         return overload

@@ -45,7 +45,7 @@ def _weigh(model, row):
 
 @kernel()
 def _leave_groups_out(model, ranks):
-    """Give the experts outside of the best groups the lowest rank. A group is as good as its best experts."""
+    """Give the experts outside of the best groups the lowest rank. Groups are ranked by their best experts."""
     each = ranks.shape[0] // model.groups
     worth = np.empty(model.groups, np.float32)
     for g in range(model.groups):

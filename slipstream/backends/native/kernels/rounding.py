@@ -1,5 +1,5 @@
-"""Groups of weights rounded to integers of 4 bits (see `quantise_blocks`): the operations and their order are those of
-torch on x86 processors, so every processor has the same integers. One lane of a vector computes one group."""
+"""Rounds groups of weights to integers of 4 bits (see `quantise_blocks`), by the same operations in the same order as
+torch on x86 processors, so the integers are equal on every processor. One lane of a vector computes one group."""
 
 from functools import reduce
 
@@ -14,7 +14,7 @@ from slipstream.backends.native.kernels.vectors import FLOAT, FLOATS, WORD, Buil
 
 GROUP, LEVELS = 32, 15
 _TINY, _TO_WHOLE = np.float32(1e-12), np.float32(1.5 * 2**23)
-"""Adding and subtracting the latter rounds small numbers to integers, halves to even."""
+"""Adding and subtracting `_TO_WHOLE` rounds small numbers to integers, halves to even."""
 
 
 @emit(6)

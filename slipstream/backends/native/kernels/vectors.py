@@ -61,7 +61,7 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
     def fetch_ahead(self, pointer: ir.Value) -> None:
         """Prefetch the memory `AHEAD` bytes after a pointer into the cache; unmapped memory is no error. The processor
         prefetches by itself, but not as far ahead, even with one row (measured)."""
-        place, how = self.gep(pointer, [WORD(AHEAD)]), (INT(0), INT(3), INT(1))  # to read, into all caches
+        place, how = self.gep(pointer, [WORD(AHEAD)]), (INT(0), INT(3), INT(1))  # read, into all caches, data
         self.call_builtin("llvm.prefetch.p0", ir.VoidType(), place, *how)
 
     def take(self, v: ir.Value, lanes: range | list[int]) -> ir.Value:
