@@ -66,9 +66,8 @@ run one row or one cell again:
     python -m benchmarks.board --row 1
     {example}
 
-If an engine crashes, hangs for 20 minutes or breaks the contract below, its cells say so. An engine that ignored its
-option for speculation would be "same", so adapters count draft tokens: with too few, a cell is "not tested". Only
-OpenVINO GenAI's prompt lookup does not report its drafts.
+If an engine crashes, hangs for 20 minutes or breaks the contract below, its cells say so. With too few
+draft tokens, a cell is "not tested"; only OpenVINO GenAI's prompt lookup does not report its drafts.
 
 ## Add an engine
 
@@ -80,7 +79,7 @@ environment and answers three operations on its standard input:
   methods of speculation. At most `streams` texts are decoded at once. `prefix_cache`: keep states of prompts.
 - `generate(ids, tokens, sampling, schema, seeds)` returns `texts`, one list of token ids for each seed: exactly
   `tokens` ids, or fewer with the JSON schema `schema`. `sampling` is empty for greedy decoding, else it has fields such
-  as `temperature`, `top_k`, `repetition_penalty`. `drafted` is the number of draft tokens, if the engine reports it.
+  as `top_k`. `drafted` is the number of draft tokens, if the engine reports it.
   For a method or parameter that the engine lacks, raise NotImplementedError: the cell is then "refused".
 
 Then add an `Engine` to `benchmarks/board/lineup.py`, with the promise of its documentation. A difference is "open"
