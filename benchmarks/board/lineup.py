@@ -172,8 +172,7 @@ ENGINES = {
         ),
         Engine(
             "ik_llama.cpp",
-            absent="its Python package (ik-llama-cpp-python 0.1.5) does not speculate; its server does, but "
-            "`make ik-llamacpp` compiles the libraries without the server",
+            absent="its Python package (0.1.5) does not speculate; its server does, but is not built here",
         ),
         Engine(
             "ONNX Runtime GenAI", "benchmarks.board.ortgenai_engine", ROOT / ".venv-ortgenai/bin/python",

@@ -47,7 +47,7 @@ How a cell is judged:
   logits are equal up to rounding in float64.
 - Sampled: temperatures 1 and 0.7, {PROMPTS} prompts, texts of {TOKENS} tokens. Filters, penalty: top-k, top-p, min-p,
   and a repetition penalty over 16 tokens. Structured: a JSON schema. 8 streams: eight at once, with a prefix cache.
-- N-gram methods would draft too little after short prompts: they get longer prompts for penalty and schema, and
+- N-gram methods would draft too little: they get longer prompts for penalty and schema, and
   `ngram-map-k` an empty table for each text.
 - If all engines are correct, the probability that any cell says "differs" is at most {LEVEL:g}
   ({level_of_cell():.1e} per cell).
