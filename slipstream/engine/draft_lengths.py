@@ -77,7 +77,8 @@ class LengthPolicy(ABC):
         self.costs, self.trials, self.gains = StepCosts(relative_cost), trials, gains
         # The target updates this function, so all copies of the costs use the same one.
         self._shared = {id(relative_cost): relative_cost}
-        self._all_costs = {(0, 0): self.costs}  # keys: kind, and class of text lengths (see `SHORT_CONTEXT`)
+        # Keys: kind, and class of text lengths (see `SHORT_CONTEXT`).
+        self._all_costs: dict[tuple[int, int], StepCosts] = {}
         # Ids of the requests, their lengths, and for how many steps these lengths were used.
         self._choice: tuple[tuple[int, ...], list[int], int] = ((), [], 0)
         self._drafted, self._renew = 0, 1  # drafting steps since the last plain step; their limit
@@ -96,13 +97,15 @@ class LengthPolicy(ABC):
 
     def _use_costs(self, context: int, kind: int) -> None:
         """Switch to the costs for texts of this length and kind. At first these are a copy of the costs for the same
-        kind and the nearest length, or else for another kind."""
+        kind and the nearest length, or else of the costs that were used last."""
         key = kind, (context // SHORT_CONTEXT).bit_length()
+        self._all_costs = self._all_costs or {key: self.costs}
         if self._all_costs.get(key) is not self.costs:
-            if key not in self._all_costs:
-                near = min(self._all_costs, key=lambda known: (known[0] != kind, abs(known[1] - key[1])))
-                self._all_costs[key] = deepcopy(self._all_costs[near], dict(self._shared))
-                self._all_costs[key].forward.wait(0 if near[0] == kind else NEW_KIND - CHANGE)
+            if key not in self._all_costs or not self._all_costs[key].has_drafts:
+                same = [known for known, costs in self._all_costs.items() if known[0] == kind and costs.has_drafts]
+                near = self._all_costs[min(same, key=lambda known: abs(known[1] - key[1]))] if same else self.costs
+                self._all_costs[key] = deepcopy(near, dict(self._shared))
+                self._all_costs[key].forward.wait(0 if same else NEW_KIND - CHANGE)
             self.costs = self._all_costs[key]
             self.costs.forward.wait(CHANGE)
             self._choice = (), [], 0

@@ -37,6 +37,11 @@ class StepCosts:
         self._with_prompts = Mean(64)  # the share of steps that read prompts
         self._reading = Mean(16)  # drafter's cost of reading one prompt row
 
+    @property
+    def has_drafts(self) -> bool:
+        """Whether the costs of a step with a draft were learned."""
+        return bool(self.drafting)
+
     def add(self, step: Step, drafter_reads: bool) -> None:
         """Learn the cost of a step's forward pass, and of reading its prompts. drafter_reads: whether the drafter also
         read the prompts."""

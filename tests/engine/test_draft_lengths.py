@@ -258,6 +258,22 @@ def test_sampled_text_is_not_judged_by_the_plain_steps_of_greedy_text() -> None:
     assert np.mean(kept) >= 0.96
 
 
+@pytest.mark.parametrize("policy", [LengthsFromRates(), LengthsFromPrices()])
+def test_requests_of_any_kind_may_come_first(policy: LengthPolicy) -> None:
+    """Also where nothing was timed in a pause, or only plain steps."""
+    world = World([0.9], 0.05, 0.05)
+    for count in (1, 2):
+        policy.learn(Step(range(count), [0] * count, rest=1.0, kind=3))
+    policy.trials.decide(pays=False)
+    for kind in (2, 1, 0, 2, 1, 3):
+
+        def choose(kind: int = kind) -> list[int]:
+            return [budget.depth for budget in policy.choose([0], [4], kind=kind)]
+
+        world.run(choose, 100, lambda step, n=kind: policy.learn(replace(step, drawn=2, kind=n)))  # type: ignore
+        policy.trials.begin()
+
+
 @pytest.mark.parametrize("stride", [1, 8])
 def test_probes_of_a_resting_drafter_cost_less_than_half_a_percent(stride: int) -> None:
     """Requests of 100 tokens, each of which is a reason to try again, after the first 4,000 tokens."""
