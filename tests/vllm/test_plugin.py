@@ -13,6 +13,7 @@ from slipstream import zoo
 from slipstream.errors import ServedError
 from slipstream.measure.configs import DrafterChoice
 from slipstream.measure.vllm_server import ENVIRONMENT, LOADING, ServerProcess, VllmServer, find_interpreter
+from tests.checkpoints.tiny_hybrids import make_checkpoint
 
 if not ENVIRONMENT.exists():
     pytest.skip("vLLM is not installed: run `make vllm`", allow_module_level=True)
@@ -124,3 +125,15 @@ def test_the_process_ends_with_its_block() -> None:
         assert isinstance(process, ServerProcess)
     assert process.process.poll() is not None
     assert Path(f"/proc/{process.process.pid}").exists() is False
+
+
+def test_a_hybrid_model_is_refused_by_name_where_vllm_cannot_verify_its_drafts(tmp_path: Path) -> None:
+    """A tiny random Qwen3-Next, in vLLM 0.32 on a CPU."""
+    target = str(make_checkpoint(tmp_path / "hybrid", "qwen3next"))
+    around = {"max_model_len": 128, "dtype": "float32", "skip_tokenizer_init": True}
+    server = VllmServer(DrafterChoice("suffix", 8, target), around, 1)
+    with (
+        server.process(find_interpreter(None), environment=SMALL) as process,
+        pytest.raises(ServedError, match="cannot verify lookup drafts for a hybrid model on a CPU"),
+    ):
+        process.ready(LOADING)
