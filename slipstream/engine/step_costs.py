@@ -39,7 +39,7 @@ class StepCosts:
 
     @property
     def has_drafts(self) -> bool:
-        """Whether the costs of a step with a draft were learned."""
+        """Return whether the cost of a step with a draft was learned."""
         return bool(self.drafting)
 
     def add(self, step: Step, drafter_reads: bool) -> None:

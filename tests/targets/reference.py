@@ -41,9 +41,8 @@ class Reference:
 
     def __init__(self, folder: Path, dtype: torch.dtype, kind: Any = transformers.AutoModelForCausalLM):
         self.model = kind.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
-        self.model.config.get_text_config()._experts_implementation = (
-            "eager"  # the grouped kernel does not support float64
-        )
+        # The grouped kernel does not support float64.
+        self.model.config.get_text_config()._experts_implementation = "eager"
         self.dtype = dtype
 
     def _run(self, ids: Tensor, **more: Any) -> Any:
