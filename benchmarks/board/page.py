@@ -41,13 +41,13 @@ Does speculation on a CPU keep the output's distribution? Each row compares an e
   **open**: they differ, but no report by the maintainers was found. **refused**: the engine reports that it does not
   support this. **fails**: it ends with an error or hangs. {none}: not run yet. "1 of 2": one of two checks was run.
 - *shift*: a fault that emits the most likely token too often, by this share of all tokens, would have been found with a
-  probability of 0.9. Dates are of 2026. vLLM is a third party's wheel for CPUs.
+  probability of 0.9. Dates: 2026. vLLM: a third party's CPU wheel.
 """
 
 LEGEND = f"""
 How a cell is judged:
 
-- Greedy: {2 * PROMPTS} prompts, {GREEDY_TOKENS} tokens each. Texts must be equal, or first differ where two
+- Greedy: {2 * PROMPTS} prompts, {GREEDY_TOKENS} tokens each. Texts are equal, or first differ where two
   logits are equal up to rounding in float64.
 - Sampled: temperatures 1 and 0.7, {PROMPTS} prompts, texts of {TOKENS} tokens. Filters, penalty: top-k, top-p, min-p,
   and a repetition penalty over 16 tokens. Structured: a JSON schema. 8 streams: eight at once, with a prefix cache.
@@ -68,7 +68,7 @@ run a cell again (`--row 1`: a row):
 
     {example}
 
-With too few draft tokens, a cell is "not tested"; only OpenVINO GenAI's prompt lookup does not report its drafts.
+With too few draft tokens, a cell is "not tested". Only OpenVINO GenAI's prompt lookup does not report its drafts.
 
 `benchmarks/board/__init__.py` says how to add an engine.
 """
