@@ -76,7 +76,8 @@ class Symbols:
 
     def bytes_of(self, symbols: Seq[int]) -> bytes:
         """Return the bytes of symbols, as `byte_of`."""
-        return bytes(map(self.byte_of, symbols))
+        first = self.first
+        return bytes([symbol - first if symbol >= first else SPECIAL for symbol in symbols])
 
     def read_mask(self, mask: bytes) -> Allowed:
         """Read a bit mask of llguidance."""
