@@ -98,8 +98,9 @@ class SpelledForm:
             if symbol >= self.symbols.first:
                 run.append(symbol - self.symbols.first)
                 continue
-            tokens += [*self._split(last, bytes(run)), symbol]
-            last, run = symbol, bytearray()
+            special = self.symbols.token_of[symbol]
+            tokens += [*self._split(last, bytes(run)), special]
+            last, run = special, bytearray()
         if follow is None:
             return (*tokens, *self._split(last, bytes(run))[:-1])
         ways = [self._split(last, bytes(run), bytes([byte])) for byte in follow] or [self._split(last, bytes(run))]
