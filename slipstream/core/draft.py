@@ -101,8 +101,7 @@ class Draft:
     def trees(
         rows: Iterable[tuple[Seq[int], Seq[int]]], device: torch.device | str = "cpu", q: Tensor | None = None
     ) -> Draft:
-        """Make a draft with one tree per sequence (possibly empty), given as (token ids, parents); `q` as in the
-        class."""
+        """Make a draft with one tree (token ids, parents) per sequence, possibly empty; `q` as in the class."""
         ids, parents, splits = list[int](), list[int](), [0]
         for row_ids, row_parents in rows:
             ids.extend(row_ids)

@@ -19,8 +19,7 @@ from slipstream.errors import OTHER_NAMES, ParameterError, PromptError, did_you_
 from slipstream.tokens.tokenizer import Tokenizer
 
 MOST_PREDICTED = 1 << 19
-"""Largest number of characters of a prediction at a server. These are rarely more tokens than a suffix tree remembers
-(131,072)."""
+"""Largest number of characters of a prediction at a server: rarely more tokens than a suffix tree remembers."""
 
 Prompt = str | Seq[int]
 Message = Mapping[str, Any]

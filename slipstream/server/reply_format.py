@@ -13,7 +13,7 @@ from slipstream.core.structured import Structured
 from slipstream.engine.request_checks import RequestChecks
 from slipstream.errors import ParameterError, PromptError, did_you_mean
 from slipstream.server.call_formats import FORCED, FORMATS, Calls, HarmonyFormat, ToolFormat
-from slipstream.server.reply import NoCall, Reply, loaded
+from slipstream.server.reply import NoCall, Reply, decode_json
 from slipstream.server.tools import ToolUse
 from slipstream.tokens.text import special_tokens
 from slipstream.tokens.tokenizer import Tokenizer
@@ -121,9 +121,8 @@ class ReplyFormat:
 
 
 def recognise_format(tokenizer: Tokenizer | None, template: str) -> tuple[ToolFormat | None, bool]:
-    """Find the format of calls: the chat template writes sample calls, and the format that reads them back is returned.
-    A template that only explains how to call is recognised by `signs`. Returns (format, True if the template reads
-    arguments as JSON text)."""
+    """Find the format of calls: the one that reads back sample calls written by the chat template. A template that only
+    explains how to call is recognised by `signs`. Returns (format, whether the template reads arguments as text)."""
     answered = _turns(tokenizer, {"role": "assistant", "content": _SAID})
     harmony = next(each for each in FORMATS if each.final)
     if any(harmony.final + _SAID in turn for turn in answered):
@@ -163,6 +162,6 @@ def _read_calls(form: ToolFormat, turn: str) -> list[tuple[str, object]]:
     reply = Reply(dict.fromkeys(_NAMES, _SCHEMA), form.read)
     reply.add(turn, True)
     try:
-        return [(call.name, loaded(call.arguments)) for call in reply.calls]
+        return [(call.name, decode_json(call.arguments)) for call in reply.calls]
     except NoCall:
         return []
