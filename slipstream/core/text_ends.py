@@ -87,7 +87,8 @@ class StopSearch:
             self.add(token)
 
     def add(self, token: int) -> str | None:
-        """Add a token. Returns the stop string that it completes; if several, the one that begins first."""
+        """Add a token. Returns the stop string that the token completes; if it completes several, the string that
+        begins first."""
         known, whole = len(self._end), self._end + self.text.add(token)
         self._end = whole[max(0, len(whole) + 1 - self._longest) :]
         if len(whole) == known:

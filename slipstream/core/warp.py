@@ -255,7 +255,8 @@ def distributions_after(
 
 
 def list_histories(seq: Sequence, draft: Draft, b: int) -> list[list[int]]:
-    """Return the output ids before the row of sequence b's last pending token, and before that of each node."""
+    """Return the output ids before the row of the last pending token, and before the row of each node of sequence
+    `b`."""
     rows = [seq.output]
     for i in draft.nodes(b):
         rows.append([*rows[draft.parents[i] + 1], draft.ids[i]])

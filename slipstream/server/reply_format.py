@@ -121,8 +121,9 @@ class ReplyFormat:
 
 
 def recognise_format(tokenizer: Tokenizer | None, template: str) -> tuple[ToolFormat | None, bool]:
-    """Find the format of calls: the one that reads back sample calls written by the chat template. A template that only
-    explains how to call is recognised by `signs`. Returns (format, whether the template reads arguments as text)."""
+    """Find the format of calls: the chat template writes sample calls, and the format that reads them back is returned.
+    A template that only explains how to call is recognised by `signs`. Returns (format, True if the template reads
+    arguments as JSON text)."""
     answered = _turns(tokenizer, {"role": "assistant", "content": _SAID})
     harmony = next(each for each in FORMATS if each.final)
     if any(harmony.final + _SAID in turn for turn in answered):

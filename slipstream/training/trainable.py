@@ -74,8 +74,9 @@ class ModelObjective(Objective):
         return F.linear(states, self.module.table.to(states.dtype))
 
     def shift(self, logits: Tensor) -> list[Tensor]:
-        """Return the logits of each draft token, from the logits [R, L, V] of a model over the text: those of token j
-        of a draft after token n are at position n + j, because up to the first rejection the draft equals the text."""
+        """Return the logits of each draft token, from the logits [R, L, V] of a model over the text. The logits of
+        draft token j after token n are at position n + j, because up to the first rejection the draft equals the
+        text."""
         return [logits[:, 1 + j :] for j in range(self.depth)]
 
     def export(self, folder: Path, target: str | None, figures: Figures) -> None:
