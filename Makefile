@@ -73,7 +73,7 @@ test-vllm: $(READY) .venv-vllm/.ready
 test-arm:
 	sh tests/arm.sh build/arm $(ARM)
 
-# Ten minutes of too much load, with clients that leave.
+# Ten minutes of too much load on each of two targets, one of them a hybrid, with clients that leave.
 soak: $(READY)
 	SOAK_SECONDS=600 $(TEST_ENV) $(BIN)/pytest tests/server/test_soak.py
 

@@ -53,7 +53,7 @@ from slipstream.zoo import target_dir
 RECORDS = ROOT / "benchmarks" / "results" / "board.json"
 LIMIT = 1200
 """Seconds that one answer of an engine may take."""
-REFUSALS = ("Refused", "NotImplementedError", "ParameterError", "ValueError")
+REFUSALS = ("Refused", "NotImplementedError", "ParameterError", "ValueError", "VLLMValidationError")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """The models are small, and threads that wait for each other are slow on a machine that does other things, too."""
 CONTRACT = "answered otherwise than its adapter's contract: "
@@ -66,7 +66,7 @@ class Side:
         self.worker = Worker(f"{engine.name}, {method}", engine.worker, engine.python, ONE_THREAD)
         self.drafted: int | None = None
         self.versions = self._call("info")["versions"]
-        target, draft = map(str, models_of(method))
+        target, draft = map(str, models_of(method, engine.hybrid[0]))
         self._call("load", method=method.removesuffix(HYBRID), target=target, draft=draft, **check.setup)
 
     def texts(self, ids: list[int], check: Check, seeds: list[int]) -> list[list[int]]:
@@ -125,7 +125,8 @@ class Sides:
         place = engine.name, method, setup
         for old in [*self.running]:
             beside = old[1] == method or {PLAIN, PLAIN + HYBRID} & {method, old[1]}
-            if (old[0], old[2]) != (engine.name, setup) or models_of(old[1]) != models_of(method) or not beside:
+            others = old[1].endswith(HYBRID) != method.endswith(HYBRID)
+            if (old[0], old[2]) != (engine.name, setup) or others or not beside:
                 self.close([old])
         if place not in self.running:
             self.running[place] = Side(engine, method, check)
@@ -174,8 +175,9 @@ def judged(cell: Cell, engine: Engine, sides: Sides, samples: int) -> dict[str, 
         plain = [sides.plain_texts(engine, cell, ids, [0])[0] for ids in asked]
         other = sides.of(engine, cell.method, check)
         texts = [other.texts(ids, check, [0])[0] for ids in asked]
-        target = str(models_of(cell.method)[0])
-        return {"versions": other.versions} | judge.greedy(target, engine.precision, asked, plain, texts)
+        target = str(models_of(cell.method, engine.hybrid[0])[0])
+        precision = engine.hybrid[1] if cell.method.endswith(HYBRID) else engine.precision
+        return {"versions": other.versions} | judge.greedy(target, precision, asked, plain, texts)
 
     def look(number: int) -> list[tuple[list[list[int]], list[list[int]]]]:
         pairs = []
@@ -212,10 +214,12 @@ def run(wanted: list[Cell], samples: int) -> Iterator[tuple[Cell, dict[str, Any]
                 record["drafted"] = side.drafted
                 if side.drafted < FEWEST_DRAFTED["greedy" if CHECKS[cell.check].greedy else "distribution"]:
                     record |= {"verdict": judge.UNTESTED, "why": f"only {side.drafted} tokens were drafted"}
-        except (ContenderError, FileNotFoundError) as fault:
+        except FileNotFoundError as fault:
+            record |= {"verdict": judge.UNTESTED, "why": str(fault)}
+        except ContenderError as fault:
             said = [line for line in str(fault).strip().splitlines() if line.strip()][-1][:300]
             refused = said.startswith(REFUSALS) or any(f".{name}:" in said for name in REFUSALS)
-            record |= {"verdict": judge.REFUSED if refused else judge.UNTESTED, "why": said}
+            record |= {"verdict": judge.REFUSED if refused else judge.FAILS, "why": said}
             if not refused:
                 sides.close()  # dead, or no longer at the beginning of a request
         yield cell, record | {"seconds": round(time.monotonic() - started)}

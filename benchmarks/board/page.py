@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
-from benchmarks.board.judge import DIFFERS, REFUSED, SAME, UNTESTED, level_of_cell
+from benchmarks.board.judge import DIFFERS, FAILS, REFUSED, SAME, UNTESTED
 from benchmarks.board.lineup import (
     CHECKS,
     CONTROL_CHECKS,
@@ -29,15 +30,18 @@ UNRUN = "not run"
 Records = dict[str, dict[str, Any]]
 
 NO_RECORD = "–"
+ERROR = re.compile(r"\A[\w.]*(Error|Refused): ")
+"""The class of an error, before its message."""
 HEAD = """# The lossless board
 
 Does speculation on a CPU keep the output's distribution? Each row compares an engine with and without speculation.
 {counts}.
 
-- **same**: no difference was found. **differs**: texts differ, and differ again on new samples. **refused**: the engine
-  reports that it does not support this. {none}: not run yet. "1 of 2": only one of two checks was run.
+- **same**: no difference was found. **differs**: texts differ, and differ again on new samples (p at most {p:.1g}).
+  **open**: they differ, but no report by the maintainers was found. **refused**: the engine reports that it does not
+  support this. **fails**: it ends with an error or hangs. {none}: not run yet. "1 of 2": one of two checks was run.
 - *shift*: a fault that emits the most likely token too often, by this share of all tokens, would have been found with a
-  probability of 0.9. Dates are of 2026.
+  probability of 0.9. Dates are of 2026. vLLM is a third party's wheel for CPUs.
 """
 
 LEGEND = f"""
@@ -47,12 +51,11 @@ How a cell is judged:
   logits are equal up to rounding in float64.
 - Sampled: temperatures 1 and 0.7, {PROMPTS} prompts, texts of {TOKENS} tokens. Filters, penalty: top-k, top-p, min-p,
   and a repetition penalty over 16 tokens. Structured: a JSON schema. 8 streams: eight at once, with a prefix cache.
-- N-gram methods would draft too little: they get longer prompts for penalty and schema, and
-  `ngram-map-k` an empty table for each text.
-- If all engines are correct, the probability that any cell says "differs" is at most {LEVEL:g}
-  ({level_of_cell():.1e} per cell).
+- N-gram methods get longer prompts for penalty and schema, and `ngram-map-k` an empty table for each text.
+- If all engines are correct, the probability that any cell says "differs" is at most {LEVEL:g}.
 - The model is the embedded pair of 14.2M and 2.4M parameters; "hybrid": a random Qwen3.5 of four layers, three of them
-  recurrent, and a draft model with nearly the same weights.
+  recurrent, and a draft model with nearly the same weights. vLLM's is a Qwen3-Next in bfloat16
+  with experts, an MTP layer, and a draft model without recurrent layers.
 
 What the engines promise:
 
@@ -61,30 +64,13 @@ What the engines promise:
 TAIL = """## Run it
 
 `make lossless-board` runs all cells that have no record in `benchmarks/results/board.json`, and writes this page. To
-run one row or one cell again:
+run a cell again (`--row 1`: a row):
 
-    python -m benchmarks.board --row 1
     {example}
 
-If an engine crashes, hangs for 20 minutes or breaks the contract below, its cells say so. With too few
-draft tokens, a cell is "not tested"; only OpenVINO GenAI's prompt lookup does not report its drafts.
+With too few draft tokens, a cell is "not tested"; only OpenVINO GenAI's prompt lookup does not report its drafts.
 
-## Add an engine
-
-Write a module of about 60 lines like `benchmarks/board/transformers_engine.py`, which runs in the engine's own
-environment and answers three operations on its standard input:
-
-- `info()` returns `versions`: the versions of the relevant packages.
-- `load(method, target, draft, streams, prefix_cache)` loads the models. `method` is "plain" or one of the engine's
-  methods of speculation. At most `streams` texts are decoded at once. `prefix_cache`: keep states of prompts.
-- `generate(ids, tokens, sampling, schema, seeds)` returns `texts`, one list of token ids for each seed: exactly
-  `tokens` ids, or fewer with the JSON schema `schema`. `sampling` is empty for greedy decoding, else it has fields such
-  as `top_k`. `drafted` is the number of draft tokens, if the engine reports it.
-  For a method or parameter that the engine lacks, raise NotImplementedError: the cell is then "refused".
-
-Then add an `Engine` to `benchmarks/board/lineup.py`, with the promise of its documentation. A difference is "open"
-until the engine's field `known` names the maintainers' issue or fix, says that the newest version was tried, and names
-a program of at most 15 lines, without Slipstream, that reproduces it.
+`benchmarks/board/__init__.py` says how to add an engine.
 """
 
 
@@ -92,7 +78,8 @@ def page(board: dict[str, Any]) -> str:
     records: Records = board["cells"]
     columns = list(dict.fromkeys(check.column for check in CHECKS.values()))
     notes = dict[str, int]()
-    lines = [HEAD.format(counts=summary(board), none=NO_RECORD)]
+    p = max((record.get("second_p", 0) for record in records.values() if record["verdict"] == DIFFERS), default=0)
+    lines = [HEAD.format(counts=summary(board), none=NO_RECORD, p=p)]
     lines.append(f"| row | engine | method | {' | '.join(columns)} | shift | date | notes |")
     lines.append("|---" * (len(columns) + 6) + "|")
     for number, (engine, method) in enumerate(rows(), 1):
@@ -126,8 +113,8 @@ def _row(number: int, engine: Engine, method: str, columns: list[str], records: 
     dates = sorted(record["date"] for record in each.values() if "date" in record)
     version = _versions(engine, records).partition(",")[0].rpartition(" ")[2]
     shifts = [record["smallest_shift"] for record in each.values() if record.get("smallest_shift")]
-    name, *more = engine.name.split(" (", 1)
-    cells = [str(number), " (".join([f"{name} {version}".strip(), *more]), method, *map(_verdicts, groups)]
+    name = engine.name.split(" (")[0]
+    cells = [str(number), f"{name} {version}".strip(), method, *map(_verdicts, groups)]
     marks = [str(notes.setdefault(note, len(notes) + 1)) for note in _notes(each)]
     cells += [f"{max(shifts):.2f}" if shifts else "", "".join(dates[-1:])[5:], ", ".join(marks)]
     return f"| {' | '.join(cells)} |"
@@ -165,12 +152,15 @@ def _notes(each: dict[str, dict[str, Any]]) -> list[str]:
             tie = f"{record['ties']} texts part at a tie of {record['largest_margin']:.1g}"
             notes.setdefault(tie, []).append(check)
         if "known" in record:
-            p = f"p = {record['second_p']:.1g}" if "second_p" in record else record["request"]
-            notes.setdefault(p, []).append(check)
+            if "request" in record:
+                notes.setdefault(record["request"], []).append(check)
             causes[record["known"]] = None
         elif "why" in record:
-            notes.setdefault(record["why"].removeprefix("NotImplementedError: "), []).append(check)
-    return [*(f"{', '.join(checks)}: {note}" for note, checks in notes.items()), *causes]
+            why = record["why"]
+            why = ERROR.sub("", why).partition(" Fix: ")[0] if record["verdict"] == REFUSED else why.partition(". ")[0]
+            notes.setdefault(why, []).append(check)
+    ran = sum(record["verdict"] != UNRUN for record in each.values())
+    return [*(f"{', '.join(of)}: {note}" if len(of) < ran else note for note, of in notes.items()), *causes]
 
 
 def _controls(records: Records) -> list[str]:
@@ -204,7 +194,7 @@ def summary(board: dict[str, Any]) -> str:
     for engine, method in rows():
         for check in CHECKS:
             verdict = shown(engine, method, check, board["cells"])["verdict"]
-            if verdict in (SAME, DIFFERS, REFUSED, OPEN):
+            if verdict in (SAME, DIFFERS, REFUSED, FAILS, OPEN):
                 judged[verdict] += 1
                 pairs.add((engine.name, method))
     counts = ", ".join(f"{n} {verdict}" for verdict, n in judged.items())

@@ -1,8 +1,10 @@
-"""vLLM's CPU wheel of a third party as an engine of the board: plain, n-grams, a draft model."""
+"""vLLM's CPU wheel of a third party as an engine of the board: plain, n-grams, a draft model, MTP, our plug-in."""
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 from typing import Any
 
 os.environ |= {
@@ -23,12 +25,18 @@ def load(method: str, target: str, draft: str, streams: int, prefix_cache: bool)
     kinds: dict[str, dict[str, Any]] = {
         "ngram": {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1},
         "draft model": {"method": "draft_model", "model": draft},
+        "MTP": {"method": "mtp"},
+        "Slipstream's suffix": {"method": "custom_class", "model": "slipstream.integrations.vllm.Proposer"},
     }
+    hybrid = "linear_attention" in json.loads((Path(target) / "config.json").read_text()).get("layer_types", ())
     drafts = kinds[method] | {"num_speculative_tokens": DRAFT_TOKENS} if method in kinds else None
-    made["it"] = LLM(
-        model=target, dtype="float32", max_model_len=512, max_num_seqs=streams, enable_prefix_caching=prefix_cache,
-        disable_log_stats=False, enforce_eager=True, speculative_config=drafts,
-    )  # fmt: skip
+    try:
+        made["it"] = LLM(
+            model=target, dtype="bfloat16" if hybrid else "float32", max_model_len=512, max_num_seqs=streams,
+            enable_prefix_caching=prefix_cache, disable_log_stats=False, enforce_eager=True, speculative_config=drafts,
+        )  # fmt: skip
+    except RuntimeError as fault:
+        raise fault.__cause__ or fault from None  # vLLM wraps what the plug-in refuses
     return {}
 
 

@@ -17,6 +17,8 @@ import httpx
 import pytest
 
 from tests.server.hosting import eventually, server
+from tests.tiny_checkpoints import make_tokenizer
+from tests.tiny_families import FAMILIES
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "0"))
 WARM_UP, GROWTH = 0.4 * SECONDS, 1.05
@@ -100,9 +102,23 @@ async def load(url: str, processes: list[int]) -> Soak:
     return soak
 
 
+def make_hybrid(folder: Path) -> Path:
+    """Write a random Qwen3.5, whose recurrent states live beside the KV cache."""
+    from transformers import AutoModelForCausalLM
+
+    vocabulary = make_tokenizer(folder).get_vocab_size()
+    config = FAMILIES["qwen3.5"]()
+    config.vocab_size = vocabulary
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
 @pytest.mark.skipif(not SECONDS or sys.platform != "linux", reason="without SOAK_SECONDS, or without /proc")
-def test_under_too_much_load_every_request_ends_once_and_memory_stays() -> None:
-    with server("--max-batch", "8", "--max-waiting", "24", "--kv-tokens", "4096") as (process, http, engine):
+@pytest.mark.parametrize("kind", ["embedded", "hybrid"])
+def test_under_too_much_load_every_request_ends_once_and_memory_stays(kind: str, tmp_path: Path) -> None:
+    target = str(make_hybrid(tmp_path)) if kind == "hybrid" else kind
+    sizes = ("--max-batch", "8", "--max-waiting", "24", "--kv-tokens", "4096")
+    with server("-m", target, *sizes) as (process, http, engine):
         soak = asyncio.run(load(str(http.base_url), [process.pid, engine]))
 
         def metric(name: str) -> float:
