@@ -75,7 +75,7 @@ class SpelledForm:
     def is_open(self, allowed: NDArray[np.bool_]) -> bool:
         """Return whether different bytes may follow besides white space, so that no text is forced. allowed: [V], the
         tokens that may follow. This is quicker than to ask the grammar, and is so within most strings and numbers."""
-        return np.count_nonzero(allowed.take(self._vocabulary.single_bytes)) > 1
+        return int(np.count_nonzero(allowed.take(self._vocabulary.single_bytes))) > 1
 
     def read(self, forced: bytes) -> list[int]:
         """Turn the forced text that llguidance returns into symbols."""
