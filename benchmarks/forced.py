@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.forced_schemas import TOOLS, Tool
 from benchmarks.gguf.files import file_of
 from benchmarks.markdown import beside
-from benchmarks.paired_cells import Cells, compare
+from benchmarks.paired_cells import Batch, Cells, compare
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import LLM, SamplingParams, Structured, zoo
 from slipstream.core.sequence import Sequence
@@ -47,11 +47,11 @@ def smollm2(bits: int, drafts: bool, streams: int) -> LLM:
     return LLM(file, stack, tokenizer=tokenizer, threads=THREADS, quantize=quantize, max_batch=streams)
 
 
-def batches(llm: LLM, tool: Tool, streams: int, tokens: int) -> list[tuple[list[list[int]], SamplingParams]]:
-    """The requests of one tool, `streams` at a time."""
+def make_batch(llm: LLM, tool: Tool, streams: int, tokens: int) -> Batch:
+    """Make the requests of one tool: one round of all its requests for each of `streams` clients, which begin one when
+    another ends."""
     params = SamplingParams(max_tokens=tokens, structured=Structured(json_schema=tool.schema))
-    prompts = [llm.chat_prompt(tool.messages(request)) for request in tool.requests]
-    return [(prompts[at : at + streams], params) for at in range(0, len(prompts), streams)]
+    return [llm.chat_prompt(tool.messages(request)) for request in tool.requests] * streams, params
 
 
 def forced_share(llm: LLM, tool: Tool, seq: Sequence) -> tuple[int, int]:
@@ -106,8 +106,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             for tool in TOOLS[: options.tools]:
 
                 def measure(tool: Tool = tool, streams: int = streams, llm: LLM = llm, base: LLM = without) -> Any:
-                    cell = compare(base, llm, batches(llm, tool, streams, options.tokens), options.passes)
-                    seqs = [llm.sequence(p, q) for ps, q in batches(llm, tool, 1, options.tokens) for p in ps]
+                    llm.max_batch = base.max_batch = streams
+                    cell = compare(base, llm, [make_batch(llm, tool, streams, options.tokens)], options.passes)
+                    prompts, params = make_batch(llm, tool, 1, options.tokens)
+                    seqs = [llm.sequence(prompt, params) for prompt in prompts]
                     for _ in llm.decode(seqs):
                         pass
                     shares = [forced_share(llm, tool, seq) for seq in seqs]

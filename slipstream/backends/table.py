@@ -33,8 +33,7 @@ log = logging.getLogger("slipstream")
 
 
 class Backend(Protocol):
-    """Declares a backend. `refusal` returns why the backend cannot run a decoder with these settings, or None if it
-    can."""
+    """Declares a backend. `refusal` returns why it cannot run a decoder with these settings, or None."""
 
     name: str
     automatic: bool

@@ -111,9 +111,8 @@ class Checkpoint:
 
     @cached_property
     def config(self) -> JsonMapping:
-        """The config.json of a folder. Raises ConfigError if the file is missing or has sizes that no model has. Sizes
-        are checked here because readers make lists of this length before they compare the configuration with
-        weights."""
+        """The config.json of a folder. Raises ConfigError if the file is missing or has sizes that no model has:
+        readers make lists of this length before they compare the configuration with weights."""
         config = self.json(CONFIG) or read_json(self.place / CONFIG)  # raises if the file is missing
         for inner in (config, *(value for value in config.values() if isinstance(value, dict))):
             for key, value in inner.items():

@@ -231,8 +231,7 @@ class DecoderConfig(ModelShape):
 
     def mtp_layer(self, sparse: bool, final_norm: bool = True) -> DecoderConfig:
         """Return the configuration of the decoder's MTP layer: a projection of an embedding and a hidden state, then a
-        layer whose attention has the sizes of the decoder's last layer with attention. sparse: whether its MLP is a
-        mixture of experts."""
+        layer with attention like the decoder's last. sparse: whether its MLP is a mixture of experts."""
         attending = next(layer for layer in reversed(self.described) if layer.recurrence is None)
         layer = replace(attending, sparse=sparse, intermediate_size=0 if sparse else self.intermediate_size)
         experts = replace(self.experts, layers=(True,)) if self.experts and sparse else None
@@ -265,8 +264,7 @@ class DecoderConfig(ModelShape):
         return (self.ropes or (self.rope_parameters,)) if self.position == "rope" else ()
 
     def rope(self, number: int = 0) -> tuple[Tensor, float]:
-        """Return the inverse frequencies of a rotary embedding, and the factor of cos and sin: see
-        `rotary.frequencies`."""
+        """Return the inverse frequencies of a rotary embedding, and the factor of cos and sin: `rotary.frequencies`."""
         return frequencies(self.rotaries[number], self.head_dim, self.context)
 
     @property

@@ -41,8 +41,7 @@ class ReadKeys(dict[str, Any]):
         self.last = key
 
     def list_unread(self) -> list[str]:
-        """Return the keys that were not read and may have an effect. Keys whose value is null, false, zero or empty
-        have no effect."""
+        """Return the keys that were not read and may have an effect; null, false, zero and empty have none."""
         own = [key for key in self.keys() - self._read if self[key] and not _WITHOUT_EFFECT.fullmatch(key)]
         inner = {name: each.list_unread() for name, each in self.items() if isinstance(each, ReadKeys)}
         return sorted(own) + [f"{name}.{key}" for name, keys in inner.items() for key in keys]

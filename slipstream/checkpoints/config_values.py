@@ -149,8 +149,7 @@ def partial_rope(config: ReadKeys, size: int, theta: float = 1e4, default: float
 
 
 def ropes_by_kind(config: ReadKeys, sliding_theta: float, full_theta: float) -> tuple[JsonObject, ...]:
-    """Return the rotary parameters of layers with a window, and of layers without, from the keys of transformers 5 or
-    older keys."""
+    """Return the rotary parameters of layers with a window, and of layers without, from old or new keys."""
     given = object_of(config, "rope_parameters")
     if not any(isinstance(value, Mapping) for value in given.values()):
         return {"rope_type": "default", "rope_theta": sliding_theta}, rope_parameters(config, full_theta)

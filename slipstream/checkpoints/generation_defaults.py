@@ -34,8 +34,7 @@ _KNOWN = re.compile(
 )
 """Settings that are supported, that requests set, or that do not change the output of a decoder without beam search."""
 _ONE = ("encoder_repetition_penalty", "guidance_scale", "num_beam_groups", "num_beams", "typical_p")
-"""Unsupported settings that have no effect if their value is 1. Other unsupported settings have no effect if null, zero
-or empty."""
+"""Unsupported settings that have no effect if their value is 1; others have none if null, zero or empty."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,8 @@ class GenerationDefaults(Strict):
     @staticmethod
     def of(settings: JsonMapping, encoder_decoder: bool = False) -> GenerationDefaults:
         """Read a parsed generation_config.json, or `to_dict()` of a loaded model's generation configuration. Logs a
-        warning about unsupported and unknown settings, and about sampling settings out of range, which are ignored:
-        files of models that do not sample have them. Raises ParameterError for a value of a wrong type, or a penalty
-        out of range."""
+        warning about unsupported and unknown settings, and about sampling settings out of range, which files of models
+        that do not sample have. Raises ParameterError for a value of a wrong type, or a penalty out of range."""
         given = {name: settings[name] for name in SAMPLING if settings.get(name) is not None}
         try:
             sampling = {name: value for name, value in given.items() if not _out_of_range(name, value)}
@@ -133,8 +131,7 @@ def generation_defaults(
     choice: str, module: object, checkpoint: Checkpoint | None, encoder_decoder: bool
 ) -> GenerationDefaults:
     """Read the defaults of requests. choice: `LLM`'s argument `generation_config`, "auto" (read the target's file) or
-    "none". checkpoint: the target's checkpoint; None: `module` is a loaded target. Raises ParameterError and
-    ConfigError."""
+    "none". checkpoint: the target's; None: `module` is a loaded target. Raises ParameterError and ConfigError."""
     if choice == OFF:
         return GenerationDefaults()
     if checkpoint is None:

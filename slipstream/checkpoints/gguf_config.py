@@ -24,8 +24,7 @@ HYBRIDS = [each for family in (*hybrids.FAMILIES.values(), *mamba2.FAMILIES.valu
 """Architectures with recurrent layers, where sizes of attention or of the MLP may be 0 in some layers."""
 
 DIVISORS, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
-"""Names of tensors with divisors of the rotary frequencies: for Llama 3.1, and for LongRoPE with short and long
-contexts."""
+"""Names of tensors with divisors of the rotary frequencies: of Llama 3.1, and of LongRoPE by length of context."""
 _SIZES = {each.name: (each.count, each.nbytes) for each in TYPES.values()}
 
 

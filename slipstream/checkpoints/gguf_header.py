@@ -206,8 +206,7 @@ _NOT_TOGETHER = ("the parts come from different models, or from different conver
 
 
 def _read(path: Path, part: int = 0) -> GgufHeader:
-    """Read the header of one file. part: index of the file, if a model is in several files. Only the first file has the
-    model's metadata."""
+    """Read the header of one file. part: its index among a model's files, of which only the first has metadata."""
     try:
         file = MappedFile(path, mmap.ACCESS_READ)
     except OSError as fault:

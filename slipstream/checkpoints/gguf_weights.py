@@ -137,8 +137,7 @@ class GgufTensors:
 
 
 def names_in_file(config: DecoderConfig, held: Container[str] = ()) -> dict[str, list[str]]:
-    """Return for each tensor name in the file the canonical names of the tensors that it contains, in order. held:
-    names that the file has."""
+    """Return for each tensor name in the file the canonical names in it, in order. held: names that the file has."""
     names: dict[str, list[str]] = {}
     family, shapes = FAMILIES[config.model_type], config.shapes()
     parts = _PARTS | dict(family.gguf_names)
@@ -186,8 +185,7 @@ def _plain(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
 def _rows(
     config: DecoderConfig, name: str, first: int, shape: tuple[int, ...], outs: int
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """Return a function that cuts a canonical tensor out of a stored tensor with `outs` rows. The canonical tensor
-    begins at row `first`."""
+    """Return a function that cuts a canonical tensor, from row `first` on, out of a stored tensor with `outs` rows."""
     order = rows_in_gguf(config, name)
     chosen: Any = slice(first, first + shape[0]) if order is None else order + first
     fused = _find_fused(config, name.rpartition(".")[0].split(".", 2)[-1])

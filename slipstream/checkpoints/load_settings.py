@@ -224,8 +224,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def show_settings(before: str | None = None) -> Callable[[F], F]:
-    """Make `help` and editors show the fields of `LoadSettings` instead of `**settings`, before the parameter
-    `before`."""
+    """Make `help` and editors show the fields of `LoadSettings` instead of `**settings`, before this parameter."""
 
     def decorate(function: F) -> F:
         signature = inspect.signature(function)

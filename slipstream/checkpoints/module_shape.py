@@ -154,8 +154,7 @@ class ModelShape:
         return self.layers * self.kv_heads * self.head_dim
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of every weight by name; a tied output head occurs once. The input embedding is
-        "embed_tokens.weight"."""
+        """Return the shape of every weight by name; a tied head occurs once, as the embedding "embed_tokens.weight"."""
         raise NotImplementedError
 
 
@@ -266,8 +265,7 @@ def _eos(text: object, generation: object, vocab: int) -> tuple[int, ...]:
 
 
 def _bound(text: object, key: str) -> int:
-    """Return the context. T5 is unbounded, because its positions are distances; its `n_positions` is only the length of
-    its training texts."""
+    """Return the context. T5's positions are distances; its `n_positions` is only the length of its training texts."""
     if hasattr(text, "relative_attention_num_buckets"):
         return UNBOUNDED
     return _first(text, key, *_CONTEXT_KEYS) or UNBOUNDED

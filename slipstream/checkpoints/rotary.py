@@ -87,8 +87,7 @@ def _llama3(inv_freq: Tensor, p: JsonMapping, context: int) -> Tensor:
 
 
 def _yarn(powers: Tensor, theta: float, dim: int, p: JsonMapping, context: int) -> tuple[Tensor, float]:
-    """Scale as YaRN (arXiv 2309.00071): a linear ramp over the dimensions, from unchanged to interpolated
-    frequencies."""
+    """Scale as YaRN (arXiv 2309.00071): a ramp over the dimensions, from unchanged to interpolated frequencies."""
     trained = positive(p, "original_max_position_embeddings", context)
     factor = positive(p, "factor", context / trained)
     mscale, mscale_all, fast, slow = (

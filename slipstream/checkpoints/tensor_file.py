@@ -67,8 +67,7 @@ class MappedFile:
         return self._file.read(count)
 
     def mapping(self, nbytes: int) -> mmap.mmap:
-        """Return the mapped file, for reading `nbytes` bytes. Raises CheckpointError if the file has changed since it
-        was opened."""
+        """Return the mapped file, for reading `nbytes` bytes. Raises CheckpointError if the file has changed."""
         mapping = None if self._used > _MAPPED else self._mapping
         if mapping is None:
             if self._state() != self._seen:

@@ -159,8 +159,7 @@ def list_changed(options: DataclassInstance) -> str:
 
 
 def request_fields(params: SamplingParams) -> JsonObject:
-    """Return request fields for the sampling parameters that are not at their defaults, except the fields that every
-    request sets anyway."""
+    """Return request fields for sampling parameters that are not at their defaults, except those always set."""
     every = ("max_tokens", "temperature", "seed", "logprobs", "draft_tokens")
     values = {name: (getattr(params, name), known.default) for name, known in declared(type(params)).items()}
     return {name: value for name, (value, default) in values.items() if name not in every and value != default}

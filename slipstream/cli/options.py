@@ -233,8 +233,7 @@ def check_length(given: int | str) -> int | str:
 
 
 def parse_options(pairs: Seq[str]) -> JsonObject:
-    """Parse options of a drafter: ["max_ngram=3"] -> {"max_ngram": 3}. Values become booleans or numbers if possible.
-    Raises ParameterError."""
+    """Parse a drafter's options, as booleans or numbers if possible: ["n=3"] -> {"n": 3}. Raises ParameterError."""
     options: JsonObject = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")

@@ -17,7 +17,7 @@ are indices that count from the first of these nodes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence as Seq
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from itertools import accumulate
 from typing import Any
@@ -101,8 +101,7 @@ class Draft:
     def trees(
         rows: Iterable[tuple[Seq[int], Seq[int]]], device: torch.device | str = "cpu", q: Tensor | None = None
     ) -> Draft:
-        """Make a draft with one tree per sequence (possibly empty), given as (token ids, parents); `q` as in the
-        class."""
+        """Make a draft with one tree (token ids, parents) per sequence, possibly empty; `q` as in the class."""
         ids, parents, splits = list[int](), list[int](), [0]
         for row_ids, row_parents in rows:
             ids.extend(row_ids)
@@ -144,11 +143,9 @@ class Draft:
         return self if drawn is None else self._with(drawn=drawn)
 
     def _with(self, **changes: Any) -> Draft:
-        """Return a changed copy with the same nodes. Token ids that the host has are not copied from the device
-        again."""
-        draft = replace(self, **changes)
-        if "ids" in self.__dict__:
-            draft.__dict__["ids"] = self.ids
+        """Return a changed copy with the same nodes, and with all that is known about them."""
+        draft = Draft.__new__(Draft)
+        draft.__dict__.update(self.__dict__, **changes)
         return draft
 
     @property

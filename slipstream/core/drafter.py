@@ -122,8 +122,7 @@ class Lookup(Drafter, Protocol):
 
 
 class PromptReader(Drafter, Protocol):
-    """A drafter that reads each prompt chunk by chunk, as the target does, so that no step has to read a long
-    prompt."""
+    """A drafter that reads each prompt chunk by chunk, as the target does, so that no step reads a long one."""
 
     def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
         """Read a chunk of each sequence's prompt. The target has just read it: the KV now ends at `kv_len`, and more of
@@ -162,8 +161,7 @@ def read_prompts(drafter: Drafter, seqs: Seq[Sequence], out: TargetOut) -> None:
 
 
 def parts(drafter: Drafter) -> list[Drafter]:
-    """Return the drafters that a composite drafter combines, at every level, or the drafter itself if it is not
-    composite."""
+    """Return the drafters that a drafter combines, at every level, or itself if it is not composite."""
     if drafter.traits.composite:
         return [part for member in cast(CompositeDrafter, drafter).members for part in parts(member)]
     return [drafter]

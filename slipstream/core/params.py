@@ -295,8 +295,7 @@ class SamplingParams(Strict):
 
     @cached_property
     def unfiltered(self) -> SamplingParams:
-        """Return the same parameters with temperature 1 and no filters: the distribution is the softmax of the edited
-        logits."""
+        """Return these parameters with temperature 1 and no filters: the softmax of the edited logits."""
         filters = {
             name: known.default
             for name, known in declared(type(self)).items()

@@ -35,8 +35,7 @@ from slipstream.host.torch_threads import host_threads
 
 def plain_steps(seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: Rule, budgets: Seq[Budget]) -> bool:
     """Advance every sequence by several steps in which nothing is drafted, at most `MultiStep.steps_per_call`. Returns
-    False if that is not possible, and leaves everything as it was; the caller then calls `step` with these
-    arguments."""
+    False if that is not possible, with everything as it was; the caller then calls `step` with these arguments."""
     capabilities = target.capabilities
     rules = {seq.rule or rule for seq in seqs}
     if len(rules) > 1:

@@ -86,8 +86,7 @@ class SpecStats:
 
     @property
     def position_rates(self) -> list[float]:
-        """For j = 1, 2, ...: of the steps that drafted at least j deep, the fraction that accepted a token at depth
-        j."""
+        """For j = 1, 2, ...: of the steps that drafted at least j deep, the fraction that accepted one at depth j."""
         return [self.accepted_at[d] / self.drafted_at[d] for d in sorted(self.drafted_at)]
 
     @property

@@ -55,8 +55,7 @@ def parse_json(text: str | bytes, **more: Any) -> Any:
 
 
 def check_text(name: str, text: str, error: type[RequestError] = ParameterError) -> None:
-    """Raise `error` for text that has half of a surrogate pair. Python represents bytes that are not UTF-8 in this
-    way."""
+    """Raise `error` for text that has half of a surrogate pair, as Python represents bytes that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as fault:

@@ -114,8 +114,7 @@ class Structured(Strict):
 
 
 def _schema_text(schema: object) -> str:
-    """Return the schema as JSON text with its keys in the given order, because the output has its properties in that
-    order."""
+    """Return the schema as JSON text with its keys in the given order, which the output follows."""
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema
         if not isinstance(value, (Mapping, bool)):

@@ -121,8 +121,7 @@ tokens, or if the child holds any."""
 
 
 class EarlyExit(Protocol):
-    """Runs only the first layers of a target, and then its final norm and output head (LayerSkip, Elhoushi et al.
-    2404.16710)."""
+    """Runs only a target's first layers, final norm and output head (LayerSkip, Elhoushi et al. 2404.16710)."""
 
     layers: int
     """Number of layers; exits are 1..layers-1."""
@@ -152,8 +151,7 @@ class Usage:
 
 
 class Memory(Protocol):
-    """The KV cache of a model, in blocks that sequences may share (see `kv.kv_memory`). Sequences are given by their
-    ids."""
+    """The KV cache of a model, in blocks that sequences, given by ids, may share (see `kv.kv_memory`)."""
 
     @property
     def block(self) -> int:

@@ -65,8 +65,7 @@ def warp(
 
 
 def first_maxima(logits: Tensor) -> list[int]:
-    """Return the id of the first maximum of each row [R, V], as `warp` at temperature 0 but without a dense
-    distribution."""
+    """Return the first maximum's id of each row [R, V], as `warp` at temperature 0 without dense distributions."""
     if logits.device.type == "cpu" and logits.dtype != torch.bfloat16:  # numpy is ten times as fast; it has no bfloat16
         rows = logits.detach().numpy()
         tops = rows.argmax(-1)  # [R] a NaN counts as the maximum
@@ -81,8 +80,7 @@ def first_maxima(logits: Tensor) -> list[int]:
 
 def _finite(sample: Tensor) -> bool:
     """Return whether every row has a distribution. sample: the maximum or one probability of each row. NaN in a row, or
-    a row with only -inf, makes the row's softmax NaN and its maximum NaN or -inf. Then the sum over `sample` is not
-    finite."""
+    only -inf, makes the row's softmax NaN and its maximum NaN or -inf, so the sum over `sample` is not finite."""
     return math.isfinite(float(sample.double().sum()))
 
 
@@ -165,8 +163,7 @@ def _keep_first(probs: Tensor, k: int) -> Tensor:
 
 
 def _nucleus(probs: Tensor, top_p: float) -> Tensor:
-    """Keep the smallest set of most likely tokens whose mass reaches top_p (Holtzman et al., 1904.09751,
-    section 3.1)."""
+    """Keep the smallest set of most likely tokens whose mass reaches top_p (Holtzman et al., 1904.09751, 3.1)."""
     value, order = probs.sort(dim=-1, descending=True, stable=True)  # [R, V]
     before = value.cumsum(-1) - value  # mass of everything more likely
     value = value.masked_fill(before >= top_p, 0.0)

@@ -178,8 +178,7 @@ class DraftPlan:
         return [name for name in named if isinstance(name, CheckpointName)]
 
     def has_model(self, loaded: bool) -> bool:
-        """Return whether this plan, after `ready`, has a draft model to load or, if `loaded`, a draft model in
-        memory."""
+        """Return whether this plan, after `ready`, has a draft model to load or, if `loaded`, one in memory."""
         models = [one.options.get("model") for one in self.each]
         return any(model is not None and (loaded or not _is_target(model)) for model in models)
 

@@ -45,8 +45,7 @@ class Guard:
         self._keepers = [cast(PrefixKeeper, part) for part in all_parts if part.traits.keeps_prefixes]
         self._lookups = [cast(Lookup, part) for part in all_parts if part.traits.lookup]
         self.reads_all = any(part.traits.taps and not part.traits.keeps_prefixes for part in all_parts)
-        """Whether a member reads hidden states but cannot reuse a cached prefix, so that it has to see the whole
-        text."""
+        """Whether a member reads hidden states but cannot reuse a cached prefix, so it has to see the whole text."""
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         depths = [budget.depth for budget in budgets]

@@ -127,8 +127,7 @@ class MedusaDrafter(PrefixKeeper):
         return Draft(torch.cat(tokens), parents, splits)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        """Keep a copy of the hidden state of each sequence's last accepted row, because the target overwrites the
-        original."""
+        """Copy the hidden state of each sequence's last accepted row, because the target overwrites it."""
         last = []
         for b, path in enumerate(verdict.path):
             pending = out.splits[b + 1] - (draft.splits[b + 1] - draft.splits[b]) - 1  # row of the last pending token

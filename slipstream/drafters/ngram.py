@@ -120,8 +120,7 @@ class NgramStore:
         entry[follower] = (score // ONCE + 1) * ONCE + position
 
     def follower(self, tokens: Seq[int], drafted: Seq[int] = ()) -> Follower | None:
-        """Return the most frequent follower of the longest known context at the end of `tokens` + `drafted`; None if
-        no context is known."""
+        """Return the most frequent follower of the longest known context ending `tokens` + `drafted`, or None."""
         longest = self.config.max_ngram
         tail = (*tokens[-longest:], *drafted)[-longest:]
         for k in range(len(tail), self.config.min_ngram - 1, -1):

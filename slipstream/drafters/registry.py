@@ -115,8 +115,7 @@ DRAFTERS: dict[str, DrafterSpec] = {
 
 
 def limit_chosen(name: str) -> int:
-    """Return the largest draft length that the engine may choose (`K=auto`) for the drafter, or stack of drafters, of
-    this name."""
+    """Return the largest draft length that the engine may choose (`K=auto`) for a drafter or stack of this name."""
     spec = DRAFTERS.get("hybrid" if "," in name else name)
     if spec is None:
         return 8

@@ -47,8 +47,8 @@ FIRST = 1
 """Largest draft length of the first steps that draft, when nothing is known yet."""
 SHORT_CONTEXT, CHANGE, NEW_KIND = 512, 64, 256
 """Rows cost more in longer texts. So costs are learned separately for texts below this many tokens, below twice as
-many, and so on, and for each `Step.kind`. When the policy switches to other costs, these count as `CHANGE` steps older;
-costs that were copied for a kind that it meets for the first time, as `NEW_KIND` steps older."""
+many, and so on. When the policy switches to other costs, these count as `CHANGE` steps older; costs that were copied
+from the policy of another kind of request, as `NEW_KIND` steps older."""
 MARGIN = 0.02
 """Smallest predicted gain with which drafting continues after a trial: 0.02 is 2 % faster than plain decoding, and
 about the cost of trials."""
@@ -77,8 +77,7 @@ class LengthPolicy(ABC):
         self.costs, self.trials, self.gains = StepCosts(relative_cost), trials, gains
         # The target updates this function, so all copies of the costs use the same one.
         self._shared = {id(relative_cost): relative_cost}
-        # Keys: kind, and class of text lengths (see `SHORT_CONTEXT`).
-        self._all_costs: dict[tuple[int, int], StepCosts] = {}
+        self._all_costs: dict[int, StepCosts] = {}  # class of text lengths (see `SHORT_CONTEXT`) -> its costs
         # Ids of the requests, their lengths, and for how many steps these lengths were used.
         self._choice: tuple[tuple[int, ...], list[int], int] = ((), [], 0)
         self._drafted, self._renew = 0, 1  # drafting steps since the last plain step; their limit
@@ -86,29 +85,34 @@ class LengthPolicy(ABC):
         self._late = 0  # steps in a row in which a drafter caught up
         self._owed = 0.0  # cost of the drafter's other work since the last timed step
 
-    def choose(
-        self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, context: int = 0, kind: int = 0
-    ) -> list[Budget]:
-        """Choose a budget for the draft of each request, at most as deep as its limit. For `prompt_rows`, `context` and
-        `kind` see `Step`."""
-        self._use_costs(context, kind)
+    def start_with(self, other: "LengthPolicy") -> None:
+        """Start with the costs that another policy uses, if it knows the costs of drafts."""
+        if other.costs.has_drafts:
+            self.costs = deepcopy(other.costs, dict(self._shared))
+            self.costs.forward.wait(NEW_KIND)
+        self.gains.is_told = other.gains.is_told
+
+    def use_costs(self, context: int) -> None:
+        """Switch to the costs for texts of `context` tokens. At first these are a copy of the costs for the nearest
+        length for which the costs of drafts are known."""
+        size = (context // SHORT_CONTEXT).bit_length()
+        self._all_costs = self._all_costs or {size: self.costs}
+        known = self._all_costs.get(size)
+        if known is self.costs:
+            return
+        if known is None or not known.has_drafts:
+            timed = [each for each, costs in self._all_costs.items() if costs.has_drafts]
+            near = self._all_costs[min(timed, key=lambda each: abs(each - size))] if timed else self.costs
+            if known is None or timed:
+                known = self._all_costs[size] = deepcopy(near, dict(self._shared))
+        self.costs = known
+        self.costs.forward.wait(CHANGE)
+        self._choice = (), [], 0
+
+    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[Budget]:
+        """Choose a budget for the draft of each request, at most as deep as its limit. For `prompt_rows` see `Step`."""
         lengths = self._lengths(ids, limits, prompt_rows)
         return [replace(self.costs.price, depth=length) for length in lengths]
-
-    def _use_costs(self, context: int, kind: int) -> None:
-        """Switch to the costs for texts of this length and kind. At first these are a copy of the costs for the same
-        kind and the nearest length, or else of the costs that were used last."""
-        key = kind, (context // SHORT_CONTEXT).bit_length()
-        self._all_costs = self._all_costs or {key: self.costs}
-        if self._all_costs.get(key) is not self.costs:
-            if key not in self._all_costs or not self._all_costs[key].has_drafts:
-                same = [known for known, costs in self._all_costs.items() if known[0] == kind and costs.has_drafts]
-                near = self._all_costs[min(same, key=lambda known: abs(known[1] - key[1]))] if same else self.costs
-                self._all_costs[key] = deepcopy(near, dict(self._shared))
-                self._all_costs[key].forward.wait(0 if same else NEW_KIND - CHANGE)
-            self.costs = self._all_costs[key]
-            self.costs.forward.wait(CHANGE)
-            self._choice = (), [], 0
 
     def _lengths(self, ids: Seq[int], limits: Seq[int], prompt_rows: int) -> list[int]:
         if self.trials.is_resting or not any(limits) or self._drafted >= self._renew:
@@ -142,7 +146,6 @@ class LengthPolicy(ABC):
 
     def learn(self, step: Step) -> None:
         """Learn from a step: from its times, and from its numbers of accepted draft tokens."""
-        self._use_costs(step.context, step.kind)
         if self.trials.is_resting and self.trials.rest > LEARN_LAST:
             self.costs.forward.wait(step.repeats)
         else:
@@ -268,44 +271,60 @@ class LengthsFromPrices(LengthPolicy):
 
 
 class DraftLengths:
-    """Keeps the policy for draft lengths, with what it has learned, from one engine to the next.
+    """Keeps the policies for draft lengths, with what they have learned, from one engine to the next. There is a policy
+    for each kind of request (see `use`), because drafts may pay for one kind and not for another.
 
-    most   longest draft.
-    prior  assumed acceptance rate before any draft token was verified.
+    most    longest draft.
+    prior   assumed acceptance rate before any draft token was verified.
+    policy  the policy in use.
     """
 
     def __init__(self, most: int = 8, prior: float = 0.6):
         self.most, self.prior = most, prior
-        self.policy: LengthPolicy = LengthsFromRates(most, prior)
+        self._prices_rows = False
         self._relative_cost: RelativeCost | None = None
+        self.policy = self._new_policy()
+        self._policies: dict[int, LengthPolicy] = {}
 
     def serve(self, prices_rows: bool, relative_cost: RelativeCost | None = None) -> None:
-        """Use the policy that fits a drafter (see `DrafterTraits.prices_rows`) and a target (see `Capabilities`); the
-        present policy stays if it fits."""
-        if prices_rows == isinstance(self.policy, LengthsFromPrices) and relative_cost is self._relative_cost:
-            return
-        self._relative_cost = relative_cost
-        if prices_rows:
-            self.policy = LengthsFromPrices(relative_cost)
-        else:
-            self.policy = LengthsFromRates(self.most, self.prior, relative_cost)
+        """Use policies that fit a drafter (see `DrafterTraits.prices_rows`) and a target (see `Capabilities`); the
+        present policies stay if they fit."""
+        if prices_rows != self._prices_rows or relative_cost is not self._relative_cost:
+            self._prices_rows, self._relative_cost = prices_rows, relative_cost
+            self.policy, self._policies = self._new_policy(), {}
+
+    def _new_policy(self) -> LengthPolicy:
+        if self._prices_rows:
+            return LengthsFromPrices(self._relative_cost)
+        return LengthsFromRates(self.most, self.prior, self._relative_cost)
+
+    def use(self, kind: int, context: int) -> None:
+        """Use the policy for requests of this kind, and its costs for texts of `context` tokens. Kinds differ in the
+        time of plain decoding, and in how many draft tokens are accepted: 0 takes the largest logit, 1 samples with a
+        temperature, 2 does more than that. A step of several kinds is of the last one."""
+        self._policies = self._policies or {kind: self.policy}
+        if kind not in self._policies:
+            self._policies[kind] = self._new_policy()
+            self._policies[kind].start_with(self.policy)
+        self.policy = self._policies[kind]
+        self.policy.use_costs(context)
 
     @property
     def resting(self) -> bool:
         """True while drafting is paused; the drafter then does not see the text."""
         return self.policy.trials.is_resting
 
-    def choose(
-        self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, context: int = 0, kind: int = 0
-    ) -> list[Budget]:
+    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[Budget]:
         """Choose budgets as `LengthPolicy.choose`."""
-        return self.policy.choose(ids, limits, prompt_rows, context, kind)
+        return self.policy.choose(ids, limits, prompt_rows)
 
     def learn(self, step: Step) -> None:
         self.policy.learn(step)
 
     def note_join(self) -> None:
-        self.policy.trials.begin_for_request()
+        for policy in self._policies.values():
+            policy.trials.begin_for_request()
 
     def release(self, seq_id: int) -> None:
-        self.policy.release(seq_id)
+        for policy in self._policies.values():
+            policy.release(seq_id)

@@ -134,8 +134,9 @@ class Gains:
             return
         self.is_told = True
         log.warning(
-            "drafts do not pay here: at best %.2f times the speed of plain decoding, at %.2f tokens a step and request "
-            "so far. Decoding goes on without drafts and tries them again from time to time. The text is not affected.",
+            "drafts do not pay here: at best %.2f times the speed of plain decoding (prompts not counted), at %.2f "
+            "tokens a step and request so far. Decoding goes on without drafts and tries them again from time to time. "
+            "The text is not affected.",
             gain,
             self._emitted / self._turns,
         )

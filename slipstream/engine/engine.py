@@ -58,6 +58,7 @@ class Request:
     """A sequence, and its largest number of draft tokens per step.
 
     chosen     whether the engine's `DraftLengths` chooses the draft length; otherwise the length is `draft_tokens`.
+    kind       see `DraftLengths.use`.
     followed   whether the request drafted in the last step; if not, the drafter catches up before it drafts.
     detached   whether the request decodes without the drafter until it ends or is preempted: a drafter that reads
                hidden states needs them for all tokens.
@@ -67,6 +68,7 @@ class Request:
     seq: Sequence
     draft_tokens: int
     chosen: bool
+    kind: int
     followed: bool = False
     detached: bool = False
     preempted: bool = False
@@ -149,7 +151,8 @@ class Engine:
             most = min(most, self.lengths.most)
         if (chosen or (most and self.drafter.traits.remembers)) and not seq.rule.coupled:
             seq.random.nonce = next(_nonces)
-        self._requests[seq.id] = Request(seq, most, chosen)
+        kind = 0 if seq.params.argmax_only else 1 if seq.params.temperature_only else 2
+        self._requests[seq.id] = Request(seq, most, chosen, kind)
         self._waiting.append(seq)
 
     def abort(self, seq: Sequence) -> None:
@@ -182,6 +185,7 @@ class Engine:
         ran; requests with `finish` have left the batch."""
         with self._lock:
             self._admit()
+            self._use_lengths()
             seqs, prompts = self._rows()
             aside = self.drafter.seconds
             forced = self._draft_forced(seqs)
@@ -321,8 +325,6 @@ class Engine:
             catching_up=any(budgets[b].depth and not one.followed for b, one in zip(decoding, requests, strict=True)),
             prompt_rows=_prompt_rows(seqs, prompts) + _count_forced_rows(forced),
             read_rows=_prompt_rows(*drafts),
-            context=_context([seqs[b] for b in decoding]),
-            kind=_kind([seqs[b] for b in decoding]),
         )
 
     def _choose_budgets(
@@ -340,9 +342,8 @@ class Engine:
         choosing = [b for b in decoding if requests[b].chosen or not requests[b].draft_tokens]
         if any(requests[b].chosen for b in choosing):
             ids, limits = [seqs[b].id for b in choosing], [budgets[b].depth for b in choosing]
-            rows, some = _prompt_rows(seqs, prompts) + _count_forced_rows(forced), [seqs[b] for b in choosing]
-            each = self.lengths.choose(ids, limits, rows, _context(some), _kind(some))
-            for b, chosen in zip(choosing, each, strict=True):
+            rows = _prompt_rows(seqs, prompts) + _count_forced_rows(forced)
+            for b, chosen in zip(choosing, self.lengths.choose(ids, limits, rows), strict=True):
                 budgets[b] = chosen
         return budgets
 
@@ -398,9 +399,17 @@ class Engine:
             request.detached = False
             if request.chosen and self.lengths is not None:
                 self.lengths.note_join()
+                self._use_lengths()
             attached = self._is_attached(seq)  # a drafter without taps may draft after a pause
             self.prefixes.begin(seq, attached or (drafts and not request.detached), request.preempted)
             room -= seq.unread
+
+    def _use_lengths(self) -> None:
+        """Use the draft lengths that fit the requests that decode. If none does, all requests count."""
+        if self.lengths is not None and self._running:
+            some = [seq for seq in self._running if _decodes(seq)] or self._running
+            context = sum(len(seq.tokens) for seq in some) // len(some)
+            self.lengths.use(max(self._request(seq).kind for seq in some), context)
 
     def _rows(self) -> tuple[list[Sequence], list[Sequence]]:
         """Return (requests that gain a token in this step, requests that read a chunk of their prompt). In each list,
@@ -488,17 +497,6 @@ NO_DRAFTER = NoDrafter()
 def _decodes(seq: Sequence) -> bool:
     """Return whether the whole prompt of this sequence was read before this step."""
     return seq.unread == 1 and seq.kv_len > 0
-
-
-def _kind(seqs: Seq[Sequence]) -> int:
-    """Return the `Step.kind` of the sequence whose tokens take the most time to choose."""
-    each = (seq.params for seq in seqs)
-    return max(0 if params.argmax_only else 1 if params.temperature_only else 2 for params in each)
-
-
-def _context(seqs: Seq[Sequence]) -> int:
-    """Return the average number of tokens of these sequences."""
-    return sum(len(seq.tokens) for seq in seqs) // len(seqs)
 
 
 def _count_forced_rows(forced: Mapping[int, NamedTokens]) -> int:

@@ -93,13 +93,13 @@ MOST_UNREAD = 4096
 class Streams:
     """Passes reports on to the coroutines that wait for them. submit, abort: as in `EngineThread`.
 
-    heard  called in the event loop with each report, after its updates were passed on.
+    on_report  called in the event loop with each report, after its updates were passed on.
     """
 
     def __init__(self, submit: Callable[[int, RequestSpec], None], abort: Callable[[int], None]):
         self.stats = EngineStats()
         self.dead: Exception | None = None
-        self.heard: Callable[[Report], None] = lambda report: None
+        self.on_report: Callable[[Report], None] = lambda report: None
         self._submit, self._abort = submit, abort
         self._loop: asyncio.AbstractEventLoop | None = None
         self._keys = itertools.count()
@@ -161,7 +161,7 @@ class Streams:
         if self.dead is not None:
             for key, unread in list(self._unread.items()):  # requests that the engine does not know yet
                 unread.put_nowait(Update(key, error=self.dead))
-        self.heard(report)
+        self.on_report(report)
 
     def _lose(self, key: int, fault: Exception) -> None:
         unread = self._unread.pop(key)

@@ -19,8 +19,7 @@ from slipstream.errors import OTHER_NAMES, ParameterError, PromptError, did_you_
 from slipstream.tokens.tokenizer import Tokenizer
 
 MOST_PREDICTED = 1 << 19
-"""Largest number of characters of a prediction at a server. These are rarely more tokens than a suffix tree remembers
-(131,072)."""
+"""Largest number of characters of a prediction at a server: rarely more tokens than a suffix tree remembers."""
 
 Prompt = str | Seq[int]
 Message = Mapping[str, Any]
@@ -82,13 +81,13 @@ class RequestChecks:
         """Return the largest number of output tokens after a prompt of `prompt` tokens."""
         return self.context - (prompt if self.encoder is None else len(self.encoder.start))
 
-    def prediction(self, text: Prompt, name: str = "prediction") -> list[int]:
+    def prediction(self, text: Prompt) -> list[int]:
         """Return the token ids of a predicted output. It may be longer than the context."""
         if not isinstance(text, str):
-            return self._within(_token_ids(text), name)
+            return self._within(_token_ids(text), "prediction")
         if self.tokenizer is None:
-            raise PromptError(f"the {name} is text, but the target has no tokenizer", fix="give token ids")
-        return self._encode(f"the {name}", text, add_special_tokens=False)
+            raise PromptError("the prediction is text, but the target has no tokenizer", fix="give token ids")
+        return self._encode("the prediction", text, add_special_tokens=False)
 
     def chat_text(self, messages: str | Seq[Message], **names: object) -> str:
         """Apply the chat template to a conversation. names: other variables of the template, such as `tools`."""

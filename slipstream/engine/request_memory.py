@@ -1,5 +1,4 @@
-"""Fits requests into the target's KV cache, and shares KV between requests with the same first tokens
-(`SharedPrefixes`)."""
+"""Fits requests into the target's KV cache; requests with the same first tokens share KV (`SharedPrefixes`)."""
 
 from collections.abc import Callable, Iterable, Sequence as Seq
 

@@ -23,8 +23,6 @@ class Step:
     prompt_rows  prompt rows in the forward pass, of requests not in `ids`.
     read_rows    prompt rows that the drafter reads; None: all.
     drawn        the largest number of draft tokens that a model drew for a request (see `Draft`).
-    context      mean tokens per text before the step.
-    kind         what the choice of a token takes: 0 the largest logit, 1 sampling with a temperature, 2 more than that.
     """
 
     ids: Seq[int]
@@ -38,8 +36,6 @@ class Step:
     prompt_rows: int = 0
     read_rows: int | None = None
     drawn: int = 0
-    context: int = 0
-    kind: int = 0
     aside: float = 0.0
 
     @property

@@ -249,12 +249,7 @@ def check_steps(steps: int, exit: int | None = None, layers: int = 0) -> None:
         raise TargetError(f"an exit after {exit} layers was requested, but the model has {layers} layers")
 
 
-def check_finite(
-    logits: Tensor,
-    seqs: Seq[Sequence],
-    draft: Draft,
-    fix: str = "use dtype='float32' if the model overflows in float16, and check the weights",
-) -> None:
+def check_finite(logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> None:
     """Raise TargetError if the logits after a sequence's last pending token are not finite. Logits after a node are not
     checked: plain decoding might never reach the node (see `core.step.decide`)."""
     # A state that overflowed makes its whole row NaN, so one column is enough (`warp` refuses a single logit that
@@ -266,5 +261,5 @@ def check_finite(
     raise TargetError(
         f"the target computed logits that are NaN or infinite for the sequences {bad}",
         why="no token can be sampled from them",
-        fix=fix,
+        fix="use dtype='float32' if the model overflows in float16, and check the weights",
     )

@@ -58,6 +58,9 @@ LARGEST_MULTIPLE = 100_000
 """Compiling `multipleOf` takes one state for each remainder. This number of states takes about a second; 700,000 states
 take 15 seconds and still do not exceed llguidance's own limit."""
 
+_IDS = "<["
+"""The beginning of token ids in a grammar of llguidance."""
+
 MOST_PARTS = 1000
 """Largest number of parts of a schema that are compiled one by one to find the faulty part."""
 
@@ -72,7 +75,7 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int):
         self._vocab_size = vocab_size
         self._vocabulary = lru_cache(1)(lambda: Vocabulary.of(tokenizer, vocab_size))  # made at its first use
-        self._symbols = lru_cache(1)(lambda: Symbols(self._vocabulary()))
+        self._symbols = lru_cache(2)(lambda keeps_ids: Symbols(self._vocabulary(), keeps_ids))
         self._compiled = lru_cache(KEPT)(self._compile)
 
     def make_constraint(self, structured: Structured, stop_ids: frozenset[int]) -> Constraint:
@@ -84,8 +87,9 @@ class Grammars:
         return TextConstraint(self._vocabulary(), matcher, free, spelled, stop_ids)
 
     def _compile(self, structured: Structured) -> tuple[LLMatcher, FreeText, SpelledForm]:
-        vocabulary, symbols = self._vocabulary(), self._symbols()
+        vocabulary = self._vocabulary()
         matcher, grammar = compile_form(vocabulary, structured)
+        symbols = self._symbols(_IDS in grammar)
         spelled = SpelledForm(vocabulary, symbols, _make_matcher(symbols.tokens, grammar))
         return matcher, FreeText(vocabulary, matcher, structured), spelled
 

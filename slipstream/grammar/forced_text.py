@@ -20,6 +20,9 @@ from collections.abc import Sequence as Seq
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from slipstream.grammar.spacing import Spacing
 from slipstream.grammar.symbols import Symbols
 from slipstream.grammar.vocabulary import Vocabulary
@@ -69,6 +72,11 @@ class SpelledForm:
             line = reason.strip().split("\n")[0]
             log.warning("text that a grammar forces is no longer drafted: %s. The output is not affected.", line)
 
+    def is_open(self, allowed: NDArray[np.bool_]) -> bool:
+        """Return whether different bytes may follow besides white space, so that no text is forced. allowed: [V], the
+        tokens that may follow. This is quicker than to ask the grammar, and is so within most strings and numbers."""
+        return int(np.count_nonzero(allowed.take(self._vocabulary.single_bytes))) > 1
+
     def read(self, forced: bytes) -> list[int]:
         """Turn the forced text that llguidance returns into symbols."""
         found, first, at = list[int](), self.symbols.first, 0
@@ -90,8 +98,9 @@ class SpelledForm:
             if symbol >= self.symbols.first:
                 run.append(symbol - self.symbols.first)
                 continue
-            tokens += [*self._split(last, bytes(run)), symbol]
-            last, run = symbol, bytearray()
+            special = self.symbols.token_of[symbol]
+            tokens += [*self._split(last, bytes(run)), special]
+            last, run = special, bytearray()
         if follow is None:
             return (*tokens, *self._split(last, bytes(run))[:-1])
         ways = [self._split(last, bytes(run), bytes([byte])) for byte in follow] or [self._split(last, bytes(run))]
@@ -149,14 +158,15 @@ class ForcedText:
         self._follow: bytes | None = None  # see `SpelledForm._tokens`
         self._is_lost = self._matcher.is_error()
 
-    def tokens(self, text: list[int]) -> Seq[int]:
-        """Return the tokens that are forced after `text`, which begins where the grammar begins."""
+    def tokens(self, text: list[int], allowed: NDArray[np.bool_]) -> Seq[int]:
+        """Return the tokens that are forced after `text`, which begins where the grammar begins. allowed: [V], the
+        tokens that may follow."""
         if text[: len(self._text)] != self._text:
             self._begin()
         if len(text) > len(self._text):
             self._read(self._form.symbols.of_text(text[len(self._text) :]))
         self._text = text
-        if not self._ahead and not self._is_lost:
+        if not self._ahead and not self._is_lost and (self._spacing.expect(None) or not self._form.is_open(allowed)):
             self._look_ahead()
         if not self._ahead or self._is_lost:
             return ()
@@ -167,6 +177,8 @@ class ForcedText:
         if self._is_lost:
             return
         ahead, same = self._ahead, 0
+        if symbols == ahead[: len(symbols)]:
+            same = len(symbols)
         while same < min(len(symbols), len(ahead)) and symbols[same] == ahead[same]:
             same += 1
         if same < len(symbols):
@@ -181,9 +193,10 @@ class ForcedText:
     def _look_ahead(self) -> None:
         """Collect forced symbols in `_ahead` while only one text can follow."""
         matcher, symbols, spacing = self._matcher, self._form.symbols, self._spacing.copy()
-        self._follow, goes_on = None, True
+        self._follow, goes_on, is_sure = None, True, False
         while goes_on and len(self._ahead) < AHEAD:
-            found = self._form.read(matcher.compute_ff_bytes())[:AHEAD]
+            found = [] if is_sure else self._form.read(matcher.compute_ff_bytes())[:AHEAD]
+            is_sure = bool(found)  # nothing but white space can follow what llguidance returns
             if not found and not matcher.is_error():
                 allowed = symbols.read_mask(matcher.compute_bitmask())
                 only = allowed.only

@@ -31,6 +31,9 @@ class Spacing:
 
     def read(self, data: bytes, learns: bool = False) -> None:
         """Read these bytes. learns: whether their white space is remembered."""
+        if self.is_quoted and not self.is_escaped and data and b'"' not in data and b"\\" not in data:
+            self.last = data[-1]  # most steps are within a string
+            return
         for byte in data:
             if self.is_quoted:
                 self.is_quoted = self.is_escaped or byte != ord('"')

@@ -208,8 +208,9 @@ class TextConstraint:
     def find_forced(self, output: Seq[int]) -> Seq[int]:
         self._settle(output)
         state = self._state(())
-        begin = state.place.begin
-        return () if begin is None or state.over else self._forced.tokens([*state.place.lead, *output[begin:]])
+        if state.place.begin is None or state.over:
+            return ()
+        return self._forced.tokens([*state.place.lead, *output[state.place.begin :]], state.allowed)
 
     def _settle(self, output: Seq[int]) -> None:
         """Make `output` the output that tails follow. Cached states that are still reachable are kept."""

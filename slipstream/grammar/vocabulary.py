@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.errors import ParameterError
+from slipstream.grammar.spacing import SPACES
 from slipstream.tokens.folder_tokenizer import backend_of
 from slipstream.tokens.tokenizer import Tokenizer
 
@@ -75,6 +76,12 @@ class Vocabulary:
         """The bytes that each id writes; a special token writes its name. Padding writes nothing."""
         known = min(self.size, self.tokens.vocab_size)
         return [self.tokens.decode_bytes([token]) for token in range(known)] + [b""] * (self.size - known)
+
+    @cached_property
+    def single_bytes(self) -> NDArray[np.int64]:
+        """One token for each byte that is not white space, if the vocabulary has a token that writes only this byte."""
+        found = {text: token for token, text in enumerate(self.written) if len(text) == 1 and text not in SPACES}
+        return np.array(sorted(found.values()), np.int64)
 
     @cached_property
     def _sorted(self) -> list[bytes]:

@@ -74,8 +74,7 @@ class EagleRuntime(CachedHead, Protocol):
 
     def decode_steps(self, batch: Batch, features: Tensor, steps: int, sampling: StepSampling = ARGMAX) -> DecodedSteps:
         """Run the pending true rows and draft `steps` tokens per sequence in one call, picked by `sampling`. Returns
-        draft ids, with logits and distributions over the draft vocabulary. KV is written for the pending rows and steps
-        - 1 own rows."""
+        draft ids, logits and distributions over the draft vocabulary. Pending rows and steps - 1 own rows get KV."""
         ...
 
 

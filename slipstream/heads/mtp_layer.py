@@ -11,8 +11,7 @@ from slipstream.heads.mtp_names import FAMILIES as MTP_FAMILIES, check_stored, f
 
 def load_mtp_layer(target: Checkpoint) -> Weights:
     """Return the weights of the only MTP layer of a checkpoint, read on access; `config` describes the layer. Raises
-    the family of LoadError if there is not exactly one MTP layer, or if tensors are missing, unknown or of another
-    shape."""
+    the family of LoadError for another number of layers, and for missing, unknown or misshapen tensors."""
     decoder = DecoderConfig.load(target)
     target.download()
     stored, promised = find_mtp_layers(target)

@@ -40,8 +40,7 @@ def _cores(cpus: set[int]) -> set[str]:
 
 
 def container_quota(root: Path = GROUPS, file: Path = MEMBERSHIP) -> float | None:
-    """Return the CPU quota of the control group, in processors (v2 `cpu.max`, v1 `cpu.cfs_quota_us`); None: no
-    limit."""
+    """Return the CPU quota of the control group, in processors (v2 `cpu.max`, v1 `cpu.cfs_quota_us`), or None."""
     limits = []
     for folder in _folders(root, file):
         with contextlib.suppress(OSError, ValueError, ZeroDivisionError):

@@ -111,8 +111,7 @@ class BlockPool:
 
     def fork(self, parent_id: int, child_id: int, length: int) -> None:
         """Begin sequence `child_id` with the first `length` slots of `parent_id`. Nothing is copied until one of the
-        two writes to a shared block. Raises TargetError for a parent that does not hold these slots, or a child that
-        exists already."""
+        two writes to a shared block. Raises TargetError if the parent lacks these slots, or the child exists."""
         self.adopt(child_id, self._table(parent_id, length)[: -(-length // self.block)])
 
     def adopt(self, seq_id: int, blocks: Seq[int]) -> None:

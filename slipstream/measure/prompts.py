@@ -71,8 +71,7 @@ class PromptSet:
 
     def in_context(self, tokens: int, most: int) -> list[list[int]]:
         """Return the token ids of each prompt after earlier text, `tokens` in all. The earlier text is the other
-        prompts, in order and repeated if needed. A longer prompt keeps its end. Raises ParameterError if `tokens` is
-        above `most`."""
+        prompts, repeated if needed. A longer prompt keeps its end. Raises ParameterError for `tokens` above `most`."""
         if tokens > most:
             raise ParameterError(
                 f"--context is {tokens}, but the target has room for {most} tokens before the answer",

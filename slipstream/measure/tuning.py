@@ -97,9 +97,8 @@ def tune(
     advance: Callable[[], None] = lambda: None,
     origin: DrafterChoice | None = None,
 ) -> Result:
-    """Choose a drafter and a draft length by measurements. contenders: drafters with the longest draft length to
-    consider. origin: names of target, draft model and engine for the written configurations. An interruption keeps the
-    measurements so far."""
+    """Choose a drafter and a draft length by measurements. contenders: drafters with their longest draft length.
+    origin: names of target, draft model and engine for the configurations. An interruption keeps the measurements."""
     for c in contenders:
         check_integer(f"draft_tokens of {c.label}", c.draft_tokens, 1)
     named = [{"label": c.label, "longest": c.draft_tokens} for c in contenders]

@@ -12,7 +12,7 @@ from slipstream.core.structured import Structured
 from slipstream.errors import ParameterError
 from slipstream.grammar.compiler import check_structured
 from slipstream.grammar.json_schemas import DEFINITIONS, KINDS, find_kinds, follow, is_kind
-from slipstream.server.reply import MOST_NAME, NoCall, Reading, Reply, loaded
+from slipstream.server.reply import MOST_NAME, NoCall, Reading, Reply, decode_json
 from slipstream.server.tools import SPACING
 
 TEXT = {"string"}
@@ -62,7 +62,7 @@ class Pairs:
             separator = ", "
             if kinds == TEXT:
                 reply.write('"')
-                yield from reply.text(*ends, heard=lambda part: reply.write(json.dumps(part, ensure_ascii=False)[1:-1]))
+                yield from reply.text(*ends, on_part=lambda t: reply.write(json.dumps(t, ensure_ascii=False)[1:-1]))
                 reply.write('"')
             else:
                 reply.write(_write_typed((yield from reply.text(*ends))[0], kinds))
@@ -138,7 +138,7 @@ def _write_typed(text: str, kinds: Collection[str]) -> str:
     """Return the value of `text` as JSON if it has one of these JSON types; otherwise `text` as a JSON string."""
     plain = text.strip()
     try:
-        value = loaded(_WORDS.get(plain, plain))
+        value = decode_json(_WORDS.get(plain, plain))
     except NoCall:
         return json.dumps(text, ensure_ascii=False)
     return json.dumps(value if is_kind(value, kinds) else text, ensure_ascii=False)
@@ -161,7 +161,7 @@ def python_arguments(text: str) -> str:
 def _python(text: str) -> object:
     """Return the value of a literal in JSON or in Python."""
     try:
-        return loaded(text)
+        return decode_json(text)
     except NoCall:
         return ast.literal_eval(text)
 
@@ -174,7 +174,7 @@ def gemma_arguments(text: str, quote: str) -> str:
     parts = text.split(quote)
     parts[::2] = [_GEMMA_KEY.sub(lambda key: json.dumps(key[1]) if key[1] else key[0], part) for part in parts[::2]]
     parts[1::2] = [json.dumps(part, ensure_ascii=False) for part in parts[1::2]]
-    value = loaded("".join(parts))
+    value = decode_json("".join(parts))
     if not isinstance(value, dict):
         raise NoCall
     return json.dumps(value, ensure_ascii=False)

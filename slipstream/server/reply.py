@@ -176,9 +176,9 @@ class Reply:
                 return waiting
 
     def text(
-        self, *ends: str, heard: Callable[[str], None] | None = None, most: int | None = None
+        self, *ends: str, on_part: Callable[[str], None] | None = None, most: int | None = None
     ) -> Generator[None, str, tuple[str, str]]:
-        """Read text up to one of `ends`, and return (text, end). With `heard`, each part of the text is passed to it
+        """Read text up to one of `ends`, and return (text, end). With `on_part`, each part of the text is passed to it
         instead of being returned, once the part cannot belong to an end. Raises NoCall if no end comes, or only after
         more than `most` characters."""
         text = ""
@@ -188,10 +188,10 @@ class Reply:
                 raise NoCall
             text += char
             end = next((each for each in ends if text.endswith(each)), "")
-            if heard is not None:
+            if on_part is not None:
                 held = max(n for each in ends for n in range(len(each)) if text.endswith(each[:n]))
                 certain = len(text) - (len(end) or held)
-                heard(text[:certain])
+                on_part(text[:certain])
                 text = text[certain:]
             if end:
                 return text.removesuffix(end), end
@@ -250,14 +250,14 @@ class Reply:
     def write(self, text: str) -> None:
         self.emit(ARGUMENTS, text, self.started - 1)
 
-    def value(self, heard: Callable[[str], None] = lambda character: None) -> Reading:
-        """Read one JSON value, or the arguments of a Python call in parentheses, and return its text unchanged. heard:
-        called with each character. Raises NoCall if brackets do not match or the text ends."""
+    def value(self, on_part: Callable[[str], None] = lambda character: None) -> Reading:
+        """Read one JSON value, or the arguments of a Python call in parentheses, and return its text unchanged.
+        `on_part` is called with each character. Raises NoCall if brackets do not match or the text ends."""
         char = yield from self.skip_space()
         if not char:
             raise NoCall
         text, open_, quoted, escaped = [char], "", "", False
-        heard(char)
+        on_part(char)
         while True:
             if quoted:
                 quoted, escaped = quoted if escaped or char != quoted else "", not escaped and char == "\\"
@@ -279,7 +279,7 @@ class Reply:
             if not char:
                 raise NoCall
             text.append(char)
-            heard(char)
+            on_part(char)
 
     def expect(self, wanted: str) -> Reading:
         """Read white space and the text `wanted`. Raises NoCall if another text comes."""
@@ -306,10 +306,10 @@ class Reply:
         char = yield from self.skip_space()
         while char != "}":
             self.unread(char)
-            key = loaded((yield from self.value()))
+            key = decode_json((yield from self.value()))
             yield from self.expect(":")
             if key == name_key and name is None:
-                name = loaded((yield from self.value()))
+                name = decode_json((yield from self.value()))
             elif key not in ("arguments", "parameters") or started:
                 yield from self.value()
             elif name is None:
@@ -331,7 +331,7 @@ class Reply:
 _CLOSED_BY = {"{": "}", "[": "]", "(": ")"}
 
 
-def loaded(text: str) -> object:
+def decode_json(text: str) -> object:
     """Parse a JSON text. Raises NoCall if it is not JSON."""
     try:
         value: object = json.loads(text, parse_constant=no_number)
@@ -346,9 +346,9 @@ def no_number(name: str) -> None:
 
 def _object_text(text: str) -> str:
     """Return arguments as the text of a JSON object. Some models write this text inside a JSON string."""
-    written = loaded(text)
+    written = decode_json(text)
     if isinstance(written, str):
-        text, written = written, loaded(written)
+        text, written = written, decode_json(written)
     if written is None:
         return "{}"
     if not isinstance(written, dict):

@@ -13,7 +13,7 @@ from slipstream.core.structured import Structured
 from slipstream.engine.request_checks import RequestChecks
 from slipstream.errors import ParameterError, PromptError, did_you_mean
 from slipstream.server.call_formats import FORCED, FORMATS, Calls, HarmonyFormat, ToolFormat
-from slipstream.server.reply import NoCall, Reply, loaded
+from slipstream.server.reply import NoCall, Reply, decode_json
 from slipstream.server.tools import ToolUse
 from slipstream.tokens.text import special_tokens
 from slipstream.tokens.tokenizer import Tokenizer
@@ -163,6 +163,6 @@ def _read_calls(form: ToolFormat, turn: str) -> list[tuple[str, object]]:
     reply = Reply(dict.fromkeys(_NAMES, _SCHEMA), form.read)
     reply.add(turn, True)
     try:
-        return [(call.name, loaded(call.arguments)) for call in reply.calls]
+        return [(call.name, decode_json(call.arguments)) for call in reply.calls]
     except NoCall:
         return []

@@ -91,7 +91,7 @@ class Service:
         self.admitted_of: Counter[bytes] = Counter()
         """API key -> number of choices that wait or run."""
         self.metrics = ServerMetrics(name, metrics_prefix, facts.kv_blocks)
-        streams.heard = self.metrics.take_report
+        streams.on_report = self.metrics.take_report
         self._stray = stray_byte(tokenizer)
         self.text = decoder_of(tokenizer)
         """Function that turns ids into text, without special tokens."""

@@ -328,8 +328,7 @@ def check_is_chain(draft: Draft) -> None:
 
 
 def check_fork(parent_id: int, child_id: int, length: int, computed: int | None, begun: bool) -> None:
-    """Raise TargetError if the parent is unknown (`computed` is None) or has too few tokens, or if the child has
-    begun."""
+    """Raise TargetError if the parent is unknown (`computed` is None) or too short, or if the child has begun."""
     if computed is None or length > computed or begun:
         raise TargetError(
             f"sequence {child_id} cannot begin with {length} tokens of sequence {parent_id}",

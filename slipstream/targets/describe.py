@@ -114,7 +114,7 @@ def _check_places(device_map: DeviceMap) -> None:
 
 
 def _of_module(module: torch.nn.Module, settings: LoadSettings) -> Target:
-    from slipstream.targets.huggingface.load_module import around
+    from slipstream.targets.huggingface.load_module import wrap_module
 
     settings.refuse(
         ("lora", "device_map"),
@@ -145,13 +145,13 @@ def _of_module(module: torch.nn.Module, settings: LoadSettings) -> Target:
                 fix=f"move the model first: model.to({str(wanted)!r})",
             )
         if settings.executor == TRANSFORMERS:
-            return around(cast("PreTrainedModel", module), settings)
+            return wrap_module(cast("PreTrainedModel", module), settings)
         try:
             return Decoder.of_module(module, settings)
         except LoadError as fault:  # another architecture, or changed modules
             if settings.executor != AUTO:
                 raise
             why = fault.what
-    target = around(cast("PreTrainedModel", module), settings)
+    target = wrap_module(cast("PreTrainedModel", module), settings)
     log.warning("%s: transformers runs it instead, slower", why)
     return target

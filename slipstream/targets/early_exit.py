@@ -104,8 +104,7 @@ class EarlyExits:
             self.rows.pop(seq_id, None)
 
     def forward(self, batch: Batch, seqs: Seq[Sequence], draft: Draft, taps: tuple[int, ...]) -> Output:
-        """Run the whole model on `batch`, the rows of `seqs` and `draft`. Leading rows skip layers that they have
-        passed."""
+        """Run the whole model on `batch`, the rows of `seqs` and `draft`. Leading rows skip layers they have passed."""
         kept = [self.rows.pop(seq.id, None) for seq in seqs]
         exit = next((early.exit for early in kept if early is not None), 0)
         if not exit or any(-1 < tap < exit for tap in taps):  # hidden states below the exit were not kept
@@ -136,8 +135,7 @@ class EarlyExits:
 
 
 def _count_matching(early: EarlyRows, batch: Batch, b: int, seq: Sequence, draft: Draft) -> int:
-    """Return how many leading rows of sequence `b` are kept: the same tokens in the same slots, forming a chain that
-    all later rows see."""
+    """Return how many leading rows of sequence `b` are kept: the same tokens and slots, a chain seen by later rows."""
     if early.past != batch.past[b]:
         return 0
     n = count_common(early.tokens, seq.tokens[early.past :] + draft.ids[draft.splits[b] : draft.splits[b + 1]])

@@ -80,8 +80,7 @@ def break_even(gamma: int, c: float, costs: CostCurve | None = None, batch: int 
 
 
 def smallest(enough: Callable[[float], bool], low: float = 0.0, high: float = 1.0) -> float:
-    """Return the smallest number from `low` to `high` for which `enough` is true, and stays true above it; else
-    `high`."""
+    """Return the smallest number from `low` to `high` from which on `enough` is true; else `high`."""
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (low, middle) if enough(middle) else (middle, high)
@@ -89,8 +88,7 @@ def smallest(enough: Callable[[float], bool], low: float = 0.0, high: float = 1.
 
 
 def geometric_rates(alpha: float, gamma: int) -> list[float]:
-    """Return the share of steps that accept the draft token at position 1, ..., gamma, if each draft token is accepted
-    with probability alpha."""
+    """Return the share of steps that accept draft token 1, ..., gamma, if each is accepted with probability alpha."""
     return [alpha**j for j in range(1, gamma + 1)]
 
 

@@ -76,8 +76,7 @@ class TreeShape:
 
     @staticmethod
     def full(branches: Seq[int]) -> TreeShape:
-        """Make the shape of all combinations of the first branches[d] candidates at each depth (2401.10774,
-        2.1.2)."""
+        """Make the shape of all combinations of the first branches[d] candidates at depth d (2401.10774, 2.1.2)."""
         return TreeShape.of_paths(
             [path for d in range(len(branches)) for path in product(*map(range, branches[: d + 1]))]
         )

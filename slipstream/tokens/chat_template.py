@@ -32,8 +32,7 @@ def render(template: str, messages: Seq[Mapping[str, str]], add_generation_promp
 
 
 def choose_template(templates: str | Mapping[str, str] | None, tools: bool) -> str:
-    """Return the template that transformers would choose for a conversation with or without tools; "" if there is no
-    template."""
+    """Return the template that transformers would choose for a conversation with or without tools; "" if none."""
     if isinstance(templates, Mapping):
         return (templates.get("tool_use") if tools else None) or templates.get("default", "")
     return templates or ""

@@ -164,8 +164,7 @@ def _are_objects(value: object) -> bool:
 
 
 def backend_of(tokenizer: object) -> Tokenizer | None:
-    """Return the `tokenizers.Tokenizer` inside a fast tokenizer of transformers or a `FolderTokenizer`; None for other
-    tokenizers."""
+    """Return the `tokenizers.Tokenizer` in a `FolderTokenizer` or transformers' fast tokenizer; None for others."""
     if not isinstance(tokenizer, FolderTokenizer):
         from transformers import PreTrainedTokenizerFast  # imported here: it takes long
 
@@ -234,8 +233,7 @@ def _adds_nothing(backend: Tokenizer, settings: JsonMapping, named: Iterable[str
 
 
 def settings_of(checkpoint: Checkpoint) -> JsonObject:
-    """Return a folder's tokenizer settings, merged from several files as transformers does. Raises ConfigError for
-    damaged files."""
+    """Return a folder's tokenizer settings, merged from several files as in transformers. Raises ConfigError."""
     settings = dict(checkpoint.json("tokenizer_config.json"))
     if "added_tokens_decoder" not in settings:
         settings |= checkpoint.json("special_tokens_map.json")
@@ -243,7 +241,6 @@ def settings_of(checkpoint: Checkpoint) -> JsonObject:
 
 
 def content_of(token: object) -> str | None:
-    """Return the text of a token from a configuration, where it is a string or an object with "content"; None for
-    anything else."""
+    """Return a token's text from a configuration: a string, or an object with "content"; None for the rest."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None

@@ -54,8 +54,7 @@ SPLITS: Mapping[str, Seq[str]] = {
 split into these words before merges join the words' bytes (llama-vocab.cpp of github.com/ggml-org/llama.cpp)."""
 
 _WHOLE_WORDS = "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano tekken"
-"""Kinds that look up complete words before they apply merges, and that put BOS before a text unless the file says
-otherwise."""
+"""Kinds that look up complete words before they apply merges, and put BOS before a text by default."""
 _ALIKE = {
     "llama-bpe": f"{_WHOLE_WORDS.removesuffix(' tekken')} dbrx smaug-bpe chatglm-bpe glm4 glm5",
     "gpt-2": "phi-2 gigachat a.x-4.0 mellum modern-bert jina-v1-en jina-es jina-de roberta-bpe mpt olmo jais trillion "
@@ -76,8 +75,7 @@ _SPACE = "▁"
 
 
 def gguf_tokenizer(header: GgufHeader) -> FolderTokenizer | None:
-    """Return the tokenizer of a file; None if the file has no tokenizer. Raises LoadError for a tokenizer that cannot
-    be read."""
+    """Return the tokenizer of a file; None if it has none. Raises LoadError for one that cannot be read."""
     if not header.has_tokenizer:
         return None
     metadata = header.metadata

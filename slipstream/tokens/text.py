@@ -16,9 +16,8 @@ _FIX = "put tokenizer.json and tokenizer_config.json next to the weights, or giv
 
 @read_once
 def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
-    """Return the tokenizer of a checkpoint, which is a transformers tokenizer or an equivalent. Returns None if the
-    checkpoint has no tokenizer, so that prompts must be token ids. Never runs code of the checkpoint. Raises
-    LoadError."""
+    """Return the tokenizer of a checkpoint, which is a transformers tokenizer or an equivalent. Returns None if there
+    is none, so that prompts must be token ids. Never runs code of the checkpoint. Raises LoadError."""
     if checkpoint.is_gguf:
         from slipstream.tokens.gguf_tokenizer import gguf_tokenizer
 

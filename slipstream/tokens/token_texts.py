@@ -158,8 +158,7 @@ class TokenTexts:
         return self.written[id_] if id_ < len(self.written) else None
 
     def require_faithful(self) -> None:
-        """Raise PairError if a text is different after encoding and decoding, because capitals, spaces or line breaks
-        are lost."""
+        """Raise PairError if encoding and decoding change a text: capitals, spaces or line breaks are lost."""
         for probe in PROBES:
             ids = self.ids(probe)
             if self.unknown not in ids and (text := self.bytes_of(ids).decode("utf-8", "replace")) != probe:

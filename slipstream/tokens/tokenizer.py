@@ -26,6 +26,5 @@ class Tokenizer(Protocol):
     def apply_chat_template(
         self, conversation: object, *, tokenize: bool = True, add_generation_prompt: bool = False, **names: object
     ) -> Any:
-        """Return the text of a conversation, a list of messages, if `tokenize` is False. names: variables of the
-        template."""
+        """Return the text of a list of messages, if `tokenize` is False. names: variables of the template."""
         ...

@@ -54,8 +54,7 @@ class Written:
 
 @dataclass
 class HeldOutText:
-    """Texts written at one temperature. windows: the texts in batches, filled by `read`. Only output tokens count in
-    them."""
+    """Texts written at one temperature. windows: the texts in batches, filled by `read`; only output tokens count."""
 
     texts: list[Written]
     temperature: float
@@ -87,9 +86,8 @@ class HeldOutText:
 def write_held_out_text(
     llm: LLM, streams: list[TokenStream], path: Path, temperature: float, config: RunConfig, say: Callable[[str], None]
 ) -> HeldOutText:
-    """Return texts in which the target continues prefixes of the streams' documents (`draw_prompts`). They are
-    generated and written to `path`, as a stream with the outputs marked as answers, unless an earlier run has done
-    so."""
+    """Return texts in which the target continues prefixes of the streams' documents (`draw_prompts`). Unless an earlier
+    run has done so, they are generated and written to `path`, as a stream with the outputs marked as answers."""
     context = llm.target.context
     if not path.is_file():
         say(f"the target writes {config.texts} held-out texts at temperature {temperature:g}")

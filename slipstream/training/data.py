@@ -39,8 +39,7 @@ class DocumentEncoder:
     eos: int | None
 
     def encode(self, documents: Iterable[Document]) -> Iterator[tuple[Document, Marked]]:
-        """Yield each document with its ids and answer mask. Raises DataError for a conversation if the target has no
-        chat template."""
+        """Yield each document with its ids and answer mask. Raises DataError for chats without a chat template."""
         iterator = iter(documents)
         while batch := list(itertools.islice(iterator, 64)):
             pieces = [self._cut(d) for d in batch]
@@ -58,8 +57,7 @@ class DocumentEncoder:
         return encoded["input_ids"]  # type: ignore[no-any-return]
 
     def _cut(self, document: Document) -> tuple[list[tuple[str, bool]], bool]:
-        """Cut a document into parts. Returns (list of (text, whether the text is an answer), whether the chat template
-        rendered the texts)."""
+        """Cut a document into parts: (list of (text, whether it is an answer), whether the chat template made it)."""
         chats, turns = bool(getattr(self.tokenizer, "chat_template", None)), document.turns
         if document.answer is not None and chats:
             turns = ({"role": "user", "content": document.text}, {"role": "assistant", "content": document.answer})
@@ -120,8 +118,7 @@ def check_data(data: Iterable[str], tokenizer: Tokenizer | None) -> None:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The streams of a run: for each source one training stream and one held-out stream. about: contents of
-    data.json."""
+    """The streams of a run: a training and a held-out stream for each source. about: contents of data.json."""
 
     train: list[TokenStream]
     heldout: list[TokenStream]
@@ -207,8 +204,7 @@ def _check_unchanged(folder: Path, recorded: JsonObject, now: JsonObject) -> Non
 
 
 def _read_documents(name: str, encoder: DocumentEncoder, vocab_size: int) -> Iterator[tuple[float, Marked]]:
-    """Yield (place, (ids, mask)) of each document of a source. place: a number in [0, 1); documents with the largest
-    numbers are held out."""
+    """Yield (place, (ids, mask)) of each document of a source. place: in [0, 1); the largest are held out."""
     if not name.endswith(".bin"):
         for document, marked in encoder.encode(read_documents(name)):
             yield document.place, marked
@@ -225,8 +221,7 @@ def _read_documents(name: str, encoder: DocumentEncoder, vocab_size: int) -> Ite
 
 
 def _split(documents: Iterable[tuple[float, Marked]], share: float, length: int) -> dict[str, list[Marked]]:
-    """Return the documents by split. If the held-out documents are shorter than a window, the end of the last document
-    is held out, too."""
+    """Return the documents by split. Held-out documents shorter than a window get the end of the last document."""
     splits: dict[str, list[Marked]] = {"train": [], "heldout": []}
     for place, (ids, mask) in documents:
         if ids:

@@ -30,8 +30,7 @@ ANCHORS_AT_ONCE = 32
 def compute_block_states(head: DFlashHead, tokens: Tensor, taps: Tensor, anchors: Tensor, rotary: Rotary) -> Tensor:
     """Return the inputs of `head.logits`, [B, A, K, d], for blocks that begin at the anchors.
 
-    tokens [B, T]; taps [B, T, taps * target_hidden]; anchors int64 [B, A]; rotary: tables of at least T + n
-    positions."""
+    tokens [B, T]; taps [B, T, taps * target_hidden]; anchors int64 [B, A]; rotary: tables of T + n positions."""
     length, (batch, count), n, device = tokens.shape[1], anchors.shape, head.config.block, tokens.device
     context = head.context(taps, (rotary[0][:length], rotary[1][:length]))
     before = torch.arange(length, device=device) < anchors[..., None]  # [B, A, T]

@@ -28,8 +28,7 @@ DECAY = 0.8
 
 def compute_masked_states(model: TrainableModel, tokens: Tensor, depth: int, mask: int) -> Tensor:
     """Return the inputs of the output head for draft tokens 1..depth after each token: tokens [B, T] -> [depth, B, T,
-    d]. For draft token k + 1, row i is the last of k masks after token i. It sees the tokens up to token i, and these
-    masks."""
+    d]. For draft token k + 1, row i is the last of k masks after token i; it sees the tokens up to i, and the masks."""
     batch, length = tokens.shape
     start = torch.arange(length, device=tokens.device).repeat(depth)  # [depth T] of each row
     masks = torch.arange(depth, device=tokens.device).repeat_interleave(length)

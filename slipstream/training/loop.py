@@ -118,8 +118,7 @@ class Loop:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
 
     def step(self) -> tuple[dict[str, float], float]:
-        """Take one optimiser step. Returns (scalars to display, with "loss"; gradient norm). The caller measures the
-        time."""
+        """Take one optimiser step, timed by the caller. Returns (scalars to display, with "loss"; gradient norm)."""
         config, progress = self.config, self.progress
         chosen = self.orders.choose(progress.step, config.rows, config.length)
         self.objective.begin_step(progress.step)
@@ -236,8 +235,7 @@ def identify(config: RunConfig) -> JsonObject:
 
 def make_optimisers(module: nn.Module, lr: float, weight_decay: float, muon: torch.dtype | None) -> Optimisers:
     """Make the optimisers. If `muon` is None, AdamW trains all parameters. Otherwise Muon trains the inner matrices,
-    with products in the dtype `muon`, and AdamW trains the rest, such as embeddings, of which a step updates only a few
-    rows."""
+    with products in the dtype `muon`, and AdamW the rest, such as embeddings, of which a step updates few rows."""
     named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
     inner = {n: p for n, p in named if muon is not None and p.ndim == 2 and "embed" not in n and "lm_head" not in n}
     rest = [p for n, p in named if n not in inner]
@@ -254,8 +252,7 @@ def make_optimisers(module: nn.Module, lr: float, weight_decay: float, muon: tor
 
 def update(optimisers: Optimisers, parameters: Seq[nn.Parameter], clip: float, lr: float) -> float:
     """Update the parameters by the gradients, and clear the gradients. Returns the norm of the gradients before
-    clipping. If the norm is not finite, the update is skipped, because a bad batch would corrupt the optimiser
-    state."""
+    clipping. If it is not finite, the update is skipped: a bad batch would corrupt the optimiser state."""
     norm = float(torch.nn.utils.clip_grad_norm_(parameters, clip))
     for optimiser in optimisers.values():
         if math.isfinite(norm):

@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BLOCK_BYTES = {"cpu": 8 * 2**20, "cuda": 2**30}
-"""Bytes of one block of distributions in float32. A block fits into the cache of a CPU; a GPU is fast with few, large
-products."""
+"""Bytes of one block of distributions in float32: it fits into a CPU's cache; a GPU needs few, large products."""
 
 
 @dataclass(frozen=True)

@@ -191,8 +191,7 @@ METHODS = {
 
 
 def check_budget(tokens: int | None, minutes: float | None) -> None:
-    """Raise ParameterError unless exactly one budget is given. The learning rate depends on the spent share of this
-    budget."""
+    """Raise ParameterError unless exactly one budget is given; its spent share decides the learning rate."""
     if (tokens is None) == (minutes is None):
         raise ParameterError(
             "no training budget is given" if tokens is None else "two training budgets are given",

@@ -50,8 +50,7 @@ class Objective(nn.Module, ABC):
     @abstractmethod
     def draft_logits(self, window: Window) -> tuple[list[Tensor], Tensor]:
         """Return (draft logits, target logits [R, L, V]) of a window [R, L]. Draft logits are K tensors [R, M, V']: for
-        each draft token, its logits in drafts after tokens 1, 2, ... of the window; drafts at the end may be
-        missing."""
+        each draft token, its logits in drafts after tokens 1, 2, ... of the window, perhaps without the last ones."""
 
     @abstractmethod
     def export(self, folder: Path, target: str | None, figures: Figures) -> None:

@@ -89,8 +89,7 @@ class TokenStream:
             yield self.tokens[a:b].tolist(), None if self.mask is None else self.mask[a:b].astype(bool).tolist()
 
     def windows(self, length: int) -> NDArray[np.int64]:
-        """Return the starts of the windows of `length + 1` tokens; a document that is cut off starts the next
-        window."""
+        """Return the starts of the windows of `length + 1` tokens; a document that is cut starts the next window."""
         if length not in self._windows:
             last = len(self.tokens) - length - 1
             if self.whole:
@@ -117,8 +116,7 @@ class TokenStream:
         return torch.from_numpy(self.tokens[self._locate(indices, length)].astype(np.int64))
 
     def masks(self, indices: Iterable[int], length: int) -> Tensor:
-        """Return which tokens of the windows belong to answers, bool `[rows, length + 1]`. Without a mask, all tokens
-        do."""
+        """Return which tokens of the windows belong to answers, bool `[rows, length + 1]`; without a mask, all."""
         places = self._locate(indices, length)
         return torch.from_numpy(np.ones(places.shape, bool) if self.mask is None else self.mask[places].astype(bool))
 

@@ -39,8 +39,7 @@ Show = Callable[[Seq[Sequence]], None]
 
 
 def make_prefixes(streams: list[TokenStream], lengths: tuple[int, int], longest: int) -> Prompts:
-    """Return a function that draws prefixes of documents (`draw_prompts`). Sources are chosen in proportion to their
-    size."""
+    """Return a function that draws prefixes of documents (`draw_prompts`), from sources in proportion to their size."""
     sizes = np.array([len(s.tokens) for s in streams], dtype=np.float64)
 
     def draw(rng: np.random.Generator, count: int) -> list[list[int]]:

@@ -85,8 +85,7 @@ def make_counter(what: str, say: Callable[[str], None], unit: str = "tokens") ->
     """Return a function of (units done, units in total) that prints these numbers, the rate and the time left, at most
     every `PAUSE` seconds until all units are done. what: the beginning of the line, e.g. "the target wrote".
 
-    The rate is measured from the first call on, because units before it may be from an earlier run or include the time
-    of compilation."""
+    The rate counts from the first call on: units before may be of an earlier run, or include compilation."""
     begun, first, said = 0.0, -1, -PAUSE
 
     def show(done: int, total: int) -> None:

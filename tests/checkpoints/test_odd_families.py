@@ -143,9 +143,9 @@ DAMAGED: dict[str, tuple[str, Edit, str]] = {
     "factors for other experts": (
         "gemma4-moe", change("model.layers.2.router.per_expert_scale", lambda t: t[:2]), r"2\.router\.per_expert_scale"
     ),
-    "a bias of which a part is used": (
+    "a bias of too many outputs": (
         "gpt2", change("transformer.h.1.attn.c_attn.bias", lambda t: torch.cat([t, t])),
-        r"h\.1\.attn\.c_attn\.bias in .* has the shape \(384,\), but config\.json uses only 192"
+        r"h\.1\.attn\.c_attn\.bias in .* makes layers\.1\.self_attn\.q_proj\.bias of the shape \(384,\)"
     ),
 }  # fmt: skip
 

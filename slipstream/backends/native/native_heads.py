@@ -75,8 +75,7 @@ class NativeEagle(NativePaged):
         shared: SharedTables | None,
         pack: Callable[[Layout], np.ndarray],
     ) -> None:
-        """Pack the weights as EAGLE [1] and run a first pass. The bytes of a pass include an output head that belongs
-        to the target."""
+        """Pack the weights as EAGLE [1] and run a first pass, whose bytes include an output head of the target."""
         self.config, self.device, self.ids = config, torch.device("cpu"), ids
         with compile_lock():
             super().__init__(config.decoder, ahead=1)
@@ -104,8 +103,7 @@ class NativeEagle(NativePaged):
     def _run(
         self, batch: Batch, features: Tensor, from_head: bool, steps: int, picks: Picks
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Call `passes.draft_eagle`. Returns draft ids [K, B], next features [A, d], logits [K or 1, A, V], and
-        distributions."""
+        """Call `passes.draft_eagle`: draft ids [K, B], next features [A, d], logits [K or 1, A, V], distributions."""
         vocab = self.config.draft_vocab
         wanted = np.asarray(batch.select, np.int64)
         count, sampled = len(wanted), picks.kind != MAXIMUM

@@ -110,8 +110,7 @@ class Layout:
         return self._stack([weight], fmt, bias, tuple(weight.shape))
 
     def _stack(self, parts: Iterable[Tensor], fmt: str, bias: Tensor | None, shape: tuple[int, ...]) -> np.ndarray:
-        """Pack parts [out, in], stacked by rows to `shape`, as a MATRIX record. Each part is rounded and packed before
-        the next part is read."""
+        """Pack parts [out, in], stacked by rows to `shape`, as a MATRIX record. One part is in memory at a time."""
         kind, (outs, width) = named(fmt), shape
         if kind.span:
             return self.blocks((quantise_blocks(part, kind.bits) for part in parts), kind, bias, outs, width)
@@ -164,21 +163,18 @@ class Layout:
         return record[()]
 
     def join(self, weights: Mapping[str, Tensor], names: Seq[str], fmt: str) -> np.ndarray:
-        """Pack linear layers with the same input, stacked by rows, as a MATRIX record, with their biases if they have
-        any."""
+        """Pack linear layers with the same input, stacked by rows, as a MATRIX record, with biases if any."""
         shapes, parts = zip(*(_read(weights, f"{n}.weight") for n in names), strict=True)
         shape = sum(outs for outs, _ in shapes), shapes[0][1]
         return self._stack(chain.from_iterable(parts), fmt, _join_bias(weights, names), shape)
 
     def join_linear(self, weights: Weights, names: Seq[str], fmt: str, as_stored: bool) -> np.ndarray:
-        """Join linear layers in their blocks if they are stored in blocks and `as_stored` is true, else in the format
-        `fmt`."""
+        """Join linear layers in their stored blocks if they have any and `as_stored` is true, else in `fmt`."""
         blocks = self.join_blocks(weights, names) if as_stored else None
         return self.join(weights, names, fmt) if blocks is None else blocks
 
     def join_blocks(self, weights: Weights, names: Seq[str]) -> np.ndarray | None:
-        """Join linear layers that are stored in blocks, without conversion. Returns None if they are stored
-        otherwise."""
+        """Join linear layers that are stored in blocks, without conversion; None if they are stored otherwise."""
         whole, kind = [f"{n}.weight" for n in names], format_stored(weights, names)
         if kind is None:
             return None
@@ -235,8 +231,7 @@ Part = TypeVar("Part", Tensor, Blocks)
 
 
 def _in_panels(parts: Iterable[Part], join: Callable[[list[Part]], Part]) -> Iterator[tuple[int, Part]]:
-    """Yield the rows of all parts in order, as (first row, piece). Every piece except the last one consists of whole
-    panels."""
+    """Yield the rows of all parts in order, as (first row, piece). All pieces but the last have whole panels."""
     left: Part | None = None
     at = 0
     for each in parts:

@@ -119,8 +119,7 @@ def _by_slot(data: np.ndarray, axis: int) -> list[np.ndarray]:
 
 
 def _as_floats(parts: list[np.ndarray]) -> np.ndarray:
-    """Return float32 [places, Hk, D]: the numbers parts[0], multiplied by the scales parts[1] if the format has
-    scales."""
+    """Return float32 [places, Hk, D]: the numbers parts[0], times the scales parts[1] if the format has any."""
     numbers = parts[0].astype(np.float32)
     if len(parts) == 1:
         return numbers
@@ -130,8 +129,7 @@ def _as_floats(parts: list[np.ndarray]) -> np.ndarray:
 
 class RotaryTables:
     """Tables of a decoder: cos and sin of each rotary embedding, float32 [positions, 2, n / 2], and factors of queries
-    that grow with the position, float32 [positions]. Tables are computed in float64, up to the highest position needed
-    so far."""
+    that grow with the position, float32 [positions]. They use float64, up to the highest position so far."""
 
     def __init__(self, config: DecoderConfig):
         ropes = [config.rope(number) for number in range(len(config.rotaries))]

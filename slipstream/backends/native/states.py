@@ -166,8 +166,7 @@ class NativeStates:
         return self.bytes_each * len(self._held) + self.snapshot_bytes * len(alive)
 
     def _has_room(self, nbytes: int) -> bool:
-        """Drop snapshots, least recently used first, until `nbytes` further bytes fit. Returns whether the bytes
-        fit."""
+        """Drop snapshots, least recently used first, until `nbytes` further bytes fit. Returns whether they fit."""
         while self.room is not None and self.nbytes + nbytes > self.room:
             if not self._kept:
                 return False

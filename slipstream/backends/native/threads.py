@@ -187,8 +187,7 @@ class Workspace:
 
     @property
     def experts_read(self) -> int:
-        """Number of experts that the last pass read, summed over layers. The caller must have held `kernel_lock()`
-        since that pass."""
+        """Number of experts that the last pass read, over all layers, if `kernel_lock()` was held since then."""
         return int(pool(self.most).board[0]["experts_read"])
 
     def run(self, kernel: Callable[..., Any], *args: object, rows: int) -> int:

@@ -54,9 +54,8 @@ def _kernel() -> tuple[int, Callable[[int], None], Any, int]:
 
 
 def product(x: Tensor, rows: int, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return rows of x [.., in] @ weight.T + bias as [rows, out], with weight [out, in] and bias [out]. The three
-    tensors are all in float32 or all in bfloat16, contiguous and on the CPU. Products are added in float32, and the sum
-    is rounded once."""
+    """Return rows of x [.., in] @ weight.T + bias as [rows, out], with weight [out, in] and bias [out]. The tensors are
+    all in float32 or all in bfloat16, contiguous and on the CPU. Products are added in float32, and rounded once."""
     half = weight.dtype is torch.bfloat16
     if half:
         x, bias = x.float(), None if bias is None else bias.float()

@@ -97,8 +97,7 @@ class TorchPaged(PagedCache[S]):
         super().__init__(blocks, lambda: calls, kv_blocks, spread, ahead)
 
     def _reserve(self, batch: Batch, extra: int = 0) -> list[list[int]]:
-        """Reserve the slots of each sequence's rows and `extra` slots after them. Returns their places, now
-        writable."""
+        """Reserve the slots of each sequence's rows and `extra` more. Returns their places, now writable."""
         places: list[list[int]] = []
         for b, (seq_id, past) in enumerate(zip(batch.seq_ids, batch.past, strict=True)):
             end = past + batch.splits[b + 1] - batch.splits[b] + extra
@@ -108,8 +107,7 @@ class TorchPaged(PagedCache[S]):
 
     def _place(self, batch: Batch, b: int, scattered: list[int]) -> tuple[int, bool, int]:
         """Return the number of slots of sequence `b` of a batch after the pass, whether its blocks are consecutive, and
-        the place of slot 0. If the blocks are not consecutive, they are added to `scattered`, and slot 0 is a place in
-        the gathered blocks."""
+        the place of slot 0; other blocks are added to `scattered`, and slot 0 is a place in the gathered blocks."""
         total = batch.past[b] + batch.splits[b + 1] - batch.splits[b]
         table = self._pool.tables[batch.seq_ids[b]][: -(-total // BLOCK)]
         in_place = isinstance(index_rows(table), slice)

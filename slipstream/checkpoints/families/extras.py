@@ -75,8 +75,7 @@ def _granite(config: ReadKeys) -> Fields:
 
 
 def _olmo2(config: ReadKeys) -> Fields:
-    """Describe OLMo 2 and 3. They normalise outputs instead of inputs, and normalise queries and keys over all heads
-    together."""
+    """Describe OLMo 2 and 3: outputs are normalised instead of inputs, queries and keys over all heads together."""
     given, kind = common(config, context=2048, eps=1e-5) | biases(config), config["model_type"]
     if kind == "olmo2":
         given["rope_parameters"] = rope_parameters(config)

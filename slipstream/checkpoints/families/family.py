@@ -30,6 +30,7 @@ class Family:
     otherwise   canonical parts that some layers lack -> the meaning of tensors with these names in those layers.
     pairs       whether rotary embeddings rotate neighbours (2i, 2i + 1) in stored weights, instead of i and i + D / 2.
     plus_one    norms that are stored as their weight minus 1: "all", those of "layers", or "" for none.
+    columns     whether linear weights of layers are stored [in, out].
     transposed  whether weights of all experts are stored [E, in, out]. in_turn: whether gate and up rows alternate.
     further     whether checkpoints may have MTP layers, which predict further tokens and are no part of the decoder.
     gguf        names in `general.architecture` of GGUF files; "": our own decoder reads no GGUF files of this family.
@@ -47,6 +48,7 @@ class Family:
     otherwise: Mapping[str, str] = field(default_factory=dict)
     pairs: bool = False
     plus_one: str = ""
+    columns: bool = False
     transposed: bool = False
     in_turn: bool = False
     further: bool = False
@@ -65,8 +67,7 @@ SANDWICH = {
     "post_attention_layernorm": "attention_out_norm", "pre_feedforward_layernorm": "post_attention_layernorm",
     "post_feedforward_layernorm": "mlp_out_norm",
 }  # fmt: skip
-"""Names of norms in families that also normalise outputs. The norm before the MLP gets the name that it has in
-Llama."""
+"""Names of norms in families that also normalise outputs. The norm before the MLP gets Llama's name for it."""
 
 
 def common(
@@ -95,9 +96,7 @@ def common(
 
 
 def describe(given: JsonMapping, **parts: Any) -> Fields:
-    """Add layers to these fields of a DecoderConfig. parts: fields of `LayerDescription`; a list has one value for each
-    layer."""
-
+    """Add layers to fields of a DecoderConfig. parts: fields of `LayerDescription`, or lists with one per layer."""
     shape = {key: given[key] for key in ("heads", "kv_heads", "head_dim", "intermediate_size")} | parts
     each = tuple(
         LayerDescription(**{key: value[i] if isinstance(value, list) else value for key, value in shape.items()})

@@ -13,7 +13,7 @@ from slipstream.checkpoints.config_values import (
     refuse,
     rope_parameters,
 )
-from slipstream.checkpoints.families.family import Family, Fields, common
+from slipstream.checkpoints.families.family import QKV, Family, Fields, common
 from slipstream.checkpoints.module_shape import Experts
 from slipstream.core.strict import JsonMapping
 from slipstream.errors import ConfigError
@@ -21,8 +21,7 @@ from slipstream.errors import ConfigError
 LIKE_LLAMA = {
     "llama": 2048, "mistral": 131072, "mixtral": 131072, "qwen2": 32768, "qwen3": 32768, "qwen3_moe": 32768,
 }  # fmt: skip
-"""By `model_type`, the context that transformers assumes if config.json lacks it. transformers 4 does not write values
-that are the default."""
+"""By `model_type`, the context if config.json lacks it, because transformers 4 does not write default values."""
 
 
 def _llama_like(config: ReadKeys) -> Fields:
@@ -133,6 +132,11 @@ def sparse_layers(config: JsonMapping, layers: int) -> tuple[bool, ...]:
 
 
 _MIXTRAL = {"block_sparse_moe": "mlp", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+_GPT2 = {
+    "wte": "embed_tokens", "wpe": "embed_positions", "ln_f": "norm", "h": "layers", "ln_1": "input_layernorm",
+    "ln_2": "post_attention_layernorm", "attn.c_attn": "self_attn.qkv_proj", "attn.c_proj": "self_attn.o_proj",
+    "mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj",
+}  # fmt: skip
 
 FAMILIES = {
     "llama": Family(read=_llama_like, gguf="llama", gguf_pairs=True),
@@ -145,5 +149,5 @@ FAMILIES = {
     "qwen2_5_vl_text": Family(read=_qwen_vl, gguf="qwen2vl"),
     "qwen3_vl_text": Family(read=_qwen_vl, gguf="qwen3vl"),
     "qwen3_vl_moe_text": Family(read=_qwen_vl, gguf="qwen3vlmoe"),
-    "gpt2": Family(read=_gpt2, gguf="gpt2"),
+    "gpt2": Family(read=_gpt2, names=_GPT2, fused=QKV, columns=True, gguf="gpt2"),
 }

@@ -115,9 +115,8 @@ def _numbers(config: ReadKeys, key: str, count: int) -> list[float]:
 
 
 def _falcon_h1(config: ReadKeys) -> Fields:
-    """Describe Falcon-H1: Mamba-2 and attention read the same input, and nearly every projection has a multiplier. The
-    multiplier of an output projection is folded into the projection before it: `attention_out` into the values, the
-    MLP's `down` into `up`."""
+    """Describe Falcon-H1: Mamba-2 and attention read the same input, and nearly every projection has a multiplier.
+    Those of output projections are folded into the projection before: `attention_out` into values, `down` into `up`."""
     for key in ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"):
         refuse(config, key, False)
     given = common(config, context=8192, eps=1e-5)

@@ -142,9 +142,8 @@ def _olmoe(config: ReadKeys) -> Fields:
 
 
 def _llama4(config: ReadKeys) -> Fields:
-    """Describe Llama 4. Three of four layers attend to a chunk of the sequence; the fourth attends to the whole
-    sequence and has no positions. Experts are chosen by their scores; the sigmoids of the scores multiply the experts'
-    inputs."""
+    """Describe Llama 4. Three of four layers attend to a chunk of the sequence; the fourth attends to all, without
+    positions. Experts are chosen by their scores, whose sigmoids multiply the experts' inputs."""
     given, biased = common(config, context=131072, eps=1e-5, size=128), flag(config, "attention_bias", False)
     given |= {"qkv_bias": biased, "o_bias": biased}
     layers, inner = given["layers"], given["intermediate_size"]

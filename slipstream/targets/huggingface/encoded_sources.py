@@ -66,8 +66,7 @@ class EncodedSources:
     @all_threads()
     @torch.inference_mode()
     def read(self, seqs: Seq[Sequence]) -> None:
-        """Encode the sources of sequences that are not encoded yet. Raises TargetError for a sequence without a
-        source."""
+        """Encode the sources of sequences that are not encoded yet. Raises TargetError if a sequence has no source."""
         seqs = [seq for seq in seqs if seq.id not in self._sources]
         for seq in seqs:
             if not source_of(seq):

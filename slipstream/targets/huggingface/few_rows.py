@@ -42,8 +42,7 @@ class FewRows:
 
 
 def _is_plain(layer: nn.Linear) -> bool:
-    """Return whether this is an unmodified linear layer. Quantisation and device maps replace its weight or
-    `forward`."""
+    """Return whether a linear layer is unmodified: quantisation and device maps replace its weight or `forward`."""
     changed = "forward" in vars(layer) or type(layer.weight) is not nn.Parameter
     return not changed and layer.weight.dtype in MOST_ROWS
 

@@ -46,5 +46,4 @@ ARCHITECTURES: dict[str, Kind] = {
     **dict.fromkeys(("bart", "m2m_100", "marian", "mbart", "mt5", "pegasus", "t5"), ENCODER_DECODER),
     "mvp": ENCODER_DECODER_EACH,
 }  # fmt: skip
-"""`model_type` of transformers 5.23 -> how it runs. Models of other types run, too, if the trials at loading
-succeed."""
+"""`model_type` of transformers 5.23 -> how it runs. Models of other types run, too, if the trials succeed."""

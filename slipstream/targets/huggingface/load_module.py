@@ -89,7 +89,7 @@ class DescribedModule(Described):
         return target
 
 
-def around(module: PreTrainedModel, settings: LoadSettings) -> Target:
+def wrap_module(module: PreTrainedModel, settings: LoadSettings) -> Target:
     """Make a target around a model in memory. Raises ParameterError for settings that would change the model."""
     _refuse(settings, "the model is loaded already")
     dtype = next(p.dtype for p in module.parameters() if p.is_floating_point())
@@ -185,8 +185,7 @@ def _load(checkpoint: str | Path, dtype: torch.dtype, trust_remote_code: bool, d
 
 
 def _merge(adapter: Adapter, module: PreTrainedModel) -> None:
-    """Merge an adapter into a model in memory. Raises the adapter's errors, and ParameterError for offloaded
-    weights."""
+    """Merge an adapter into a model. Raises the adapter's errors, and ParameterError for offloaded weights."""
     embedding, head = module.get_input_embeddings(), module.get_output_embeddings()
     shared = None if head is None or head.weight is not embedding.weight else head.weight
     for name, parameter in module.named_parameters():

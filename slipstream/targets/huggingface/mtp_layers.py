@@ -128,8 +128,7 @@ class MtpLayers(PackedLayers):
         super().release(seq_id)
 
     def _read(self, batch: Batch, features: Tensor) -> Tensor:
-        """Add these rows, which have real tokens, to the open rows. Returns layer 0's outputs [B, d] for the last
-        rows."""
+        """Add these rows, which have real tokens, to the open rows. Returns layer 0's last outputs, [B, d]."""
         for b, seq_id in enumerate(batch.seq_ids):
             rows, past = slice(batch.splits[b], batch.splits[b + 1]), batch.past[b]
             state, new, ids = self._open.get(seq_id), features[rows], batch.tokens[rows].tolist()
@@ -187,9 +186,8 @@ class MtpLayers(PackedLayers):
 
 
 def load_mtp(module: PreTrainedModel, checkpoint: Path | None, device: torch.device, context: int) -> MtpLayers:
-    """Load the MTP layers of the checkpoint that a transformers model was loaded from, in the first kind of packed pass
-    whose results equal transformers' own. checkpoint: its folder; None: the folder that the model names. Raises the
-    family of LoadError."""
+    """Load the MTP layers of a transformers model's checkpoint, in the first kind of packed pass whose results equal
+    transformers' own. checkpoint: its folder; None: as the model says. Raises the family of LoadError."""
     config = module.config.get_text_config(decoder=True)
     if getattr(module, "hf_quantizer", None) is not None:
         raise UnsupportedModelError(

@@ -158,8 +158,7 @@ class PackedPass:
             raise TargetError(f"only {self.cross.attended} of {layers} layers used Slipstream's cross-attention")
 
     def share(self, row: PackedRow, hidden: int, key: Tensor, value: Tensor) -> Pair:
-        """Return keys [Hk, S, D] and values [Hv, S, Dv] of a sequence from slot `hidden` on. key, value: attention's
-        inputs."""
+        """Return keys [Hk, S, D] and values of a sequence from slot `hidden` on. key, value: attention's inputs."""
         if self.kind == "blocks":
             return self._of_row(row, hidden)
         first, last = row.offset + hidden, row.offset + row.total

@@ -116,8 +116,7 @@ def _stateful(layer: object) -> bool:
 
 
 def _copy(layer: object) -> Any:
-    """Return a copy of a layer with its own tensors. Keys and values are shared: a pass replaces them and does not
-    write to them."""
+    """Return a copy of a layer with its own tensors. Keys and values are shared: a pass replaces them."""
     copied = copy.copy(layer)
     for name, value in vars(layer).items():
         if isinstance(value, dict):
