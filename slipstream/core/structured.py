@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from slipstream.core.strict import Strict, check_text
 from slipstream.errors import ParameterError
@@ -153,6 +153,17 @@ def _wrong(name: str, value: object, must: str) -> ParameterError:
     return ParameterError(f"structured.{name} is {value!r}, but must be {must}", fix=f"correct {name}")
 
 
+class Forced(NamedTuple):
+    """Tokens that probably come next, because a form forces their text.
+
+    tokens      the tokens; possibly none.
+    confidence  0: the tokenizer's guess; 1, 2, 3: the target wrote the text in these tokens once or more often.
+    """
+
+    tokens: Seq[int] = ()
+    confidence: int = 0
+
+
 class Constraint(Protocol):
     """Computes which tokens a form allows (see `grammar` for the implementation). The step calls it with the output of
     a request and the draft tokens below it.
@@ -171,7 +182,7 @@ class Constraint(Protocol):
         """Return whether the text ends after `tail`: it has the form, and no longer text has the form."""
         ...
 
-    def find_forced(self, output: Seq[int]) -> Seq[int]:
-        """Return tokens that probably follow the output, because the form forces their text; possibly none. They depend
-        only on the form and the output."""
+    def find_forced(self, output: Seq[int], as_before: bool = False) -> Forced:
+        """Return tokens that probably follow the output, because the form forces their text. They depend only on the
+        form and the output, unless `as_before`: then also on the tokens in which the target wrote the text before."""
         ...

@@ -66,6 +66,21 @@ class ConfidenceStats(AcceptanceByClass):
     rule = tuple((at + 0.5) / CONFIDENCES for at in range(CONFIDENCES))
 
 
+class SpellingStats(AcceptanceByClass):
+    """Estimates how likely the target writes forced text in the drafted tokens. Of guesses (confidence 0, see `Forced`)
+    after a draft that was not fully accepted, class 0 is the first token and class 1 all others; classes 2 and 3 are
+    those of other guesses. Class 3 + c is for confidence c. Measured for SmolLM2 under eight schemas."""
+
+    rule = (0.55, 0.8, 0.8, 0.93, 0.93, 0.96, 0.98)
+
+    @staticmethod
+    def classes(confidence: int, after_right: bool) -> tuple[int, int]:
+        """Return the classes of the first and the further tokens of a draft."""
+        if confidence:
+            return 3 + confidence, 3 + confidence
+        return (2, 3) if after_right else (0, 1)
+
+
 class DepthStats:
     """Acceptance probability of one drafter's draft tokens, learned for each depth, given that all draft tokens before
     were accepted. So drafts of one length also predict how drafts of any other length would be accepted.

@@ -7,7 +7,7 @@ tokens. Draft models and heads do not, because they would have to read the force
 """
 
 from collections.abc import Mapping, Sequence as Seq
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import torch
@@ -16,23 +16,45 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Budget, Drafter, DrafterTraits, read_prompts
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
-from slipstream.drafters.acceptance_stats import DepthStats
+from slipstream.drafters.acceptance_stats import SpellingStats
 from slipstream.drafters.hybrid import DraftPart, join_drafts
 
 MOST_FORCED = 32
 """Largest number of forced tokens that are drafted in one step, unless the user gives a number."""
-WHOLE = 0.85
-"""Assumed probability that all tokens of a forced draft are accepted, before any such draft was verified."""
 
 NamedTokens: TypeAlias = Seq[tuple[int, str]]
 """Draft tokens of a chain, each with the name of the drafter that proposed it."""
 
 
-class FormDrafter(Drafter):
-    """Proposes the first tokens of the forced text. After a draft that was not fully accepted, it proposes at most half
-    as many tokens: a model that splits a word, or writes white space, in an unusual way does so for a while.
+@dataclass
+class FormState:
+    """State of one sequence.
 
-    chances  by sequence: the probability that its complete last draft is accepted; 0 if more text is forced.
+    stats   how often its draft tokens were accepted.
+    at      length of the sequence when text was last forced.
+    last    the tokens that were forced then. length: how many of them were drafted. classes: see `SpellingStats`.
+    chance  the probability that the complete last draft is accepted; 0 if more text is forced.
+    learns  whether other drafts learn from this sequence.
+    """
+
+    seq: Sequence
+    stats: SpellingStats = field(default_factory=SpellingStats)
+    at: int = 0
+    last: Seq[int] = ()
+    length: int = 0
+    classes: tuple[int, int] = (0, 0)
+    chance: float = 0.0
+    learns: bool = False
+
+
+class FormDrafter(Drafter):
+    """Proposes the first tokens of the forced text.
+
+    If rows have a price (see `Budget`), a seed does not repeat its text anyway. Then the tokens are those in which the
+    target wrote this text before, also in other requests, and the draft ends where a token costs more than it gains.
+    Otherwise, after a draft that was not fully accepted, it proposes at most half as many tokens: a model that splits a
+    word, or writes white space, in an unusual way does so for a while.
+
     device   the device of the draft tokens.
     """
 
@@ -41,29 +63,57 @@ class FormDrafter(Drafter):
 
     def __init__(self, device: torch.device | str = "cpu"):
         self.device = device
-        self.chances: dict[int, float] = {}
-        self._last: dict[int, tuple[int, Seq[int]]] = {}  # sequence id -> (where its last draft began, the draft)
-        self._stats: dict[int, DepthStats] = {}  # sequence id -> how often its complete drafts were accepted
+        self._states: dict[int, FormState] = {}
+        self._usual = SpellingStats()  # of all requests whose rows have a price
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
-        chains = list[Seq[int]]()
-        for seq, budget in zip(seqs, budgets, strict=True):
-            forced = seq.constraint.find_forced(seq.output) if seq.constraint is not None and budget.depth > 0 else ()
-            at, last = self._last.get(seq.id, (0, ()))
-            right = seq.tokens[at : at + len(last)] == list(last)
-            chains.append(forced[: budget.depth if right else min(budget.depth, max(1, len(last) // 2))])
-            if forced:
-                stats = self._stats.setdefault(seq.id, DepthStats(1, prior=WHOLE, weight=4.0, fade=31 / 32))
-                if last:
-                    stats.learn(int(right), not right)
-                self.chances[seq.id] = stats.rate if len(chains[-1]) == len(forced) else 0.0
-                self._last[seq.id] = len(seq.tokens), chains[-1]
-        return Draft.chains(chains, device=self.device)
+        return Draft.chains([self._draft(*each) for each in zip(seqs, budgets, strict=True)], device=self.device)
+
+    def chance(self, seq_id: int) -> float:
+        """Return the probability that the complete last draft is accepted; 0 if more text is forced."""
+        return self._states[seq_id].chance if seq_id in self._states else 0.0
+
+    def _draft(self, seq: Sequence, budget: Budget) -> Seq[int]:
+        if seq.constraint is None or budget.depth <= 0:
+            return ()
+        is_priced = bool(budget.row_costs)
+        forced, confidence = seq.constraint.find_forced(seq.output, as_before=is_priced)
+        if not forced:
+            return ()
+        state = self._states.get(seq.id)
+        if state is None:
+            state = self._states[seq.id] = FormState(seq)
+        is_right, most = self._learn(state), budget.depth
+        state.learns = is_priced
+        if not is_priced and not is_right:
+            most = min(most, max(1, state.length // 2))
+        state.classes = SpellingStats.classes(confidence, is_right)
+        first, further = (state.stats.rate(at, self._usual if is_priced else None) for at in state.classes)
+        length, chance = 0, 1.0
+        while length < min(most, len(forced)):
+            reached = chance * (further if length else first)
+            if is_priced and reached < budget.row_cost(length):
+                break
+            length, chance = length + 1, reached
+        state.at, state.last, state.length = len(seq.tokens), forced, length
+        state.chance = chance if length == len(forced) else 0.0
+        return forced[:length]
+
+    def _learn(self, state: FormState) -> bool:
+        """Learn which of the forced tokens were emitted, drafted or not. Returns whether all drafted tokens were."""
+        right = 0
+        for token, one in zip(state.seq.tokens[state.at :], state.last, strict=False):
+            for stats in (state.stats, self._usual) if state.learns else (state.stats,):
+                stats.learn(state.classes[right > 0], token == one)
+            if token != one:
+                break
+            right += 1
+        return right >= state.length
 
     def release(self, seq_id: int) -> None:
-        self.chances.pop(seq_id, None)
-        self._last.pop(seq_id, None)
-        self._stats.pop(seq_id, None)
+        state = self._states.pop(seq_id, None)
+        if state is not None and state.learns and state.seq.constraint is not None:
+            state.seq.constraint.find_forced(state.seq.output, as_before=True)  # learns the end of the text
 
 
 class ForcedFirst(Drafter):

@@ -285,7 +285,7 @@ class Engine:
             return {}
         forced = dict[int, NamedTokens]()
         with StepClock(formed) as clock, clock("draft"):
-            draft = self._forms.propose(formed, [budget(seq, self.forced_tokens) for seq in formed])
+            draft = self._forms.propose(formed, [self._forced_budget(seq) for seq in formed])
             for b, seq in enumerate(formed):
                 chain = draft.ids[draft.splits[b] : draft.splits[b + 1]]
                 if chain:
@@ -293,14 +293,25 @@ class Engine:
                     forced[seq.id] = [*((token, FormDrafter.name) for token in chain), *following]
         return forced
 
+    def _forced_budget(self, seq: Sequence) -> Budget:
+        """Return the budget for forced tokens of a request. If its draft lengths are fixed, rows have no price (see
+        `Budget`), so its seed repeats its text."""
+        return replace(self._price(seq), depth=budget(seq, self.forced_tokens).depth)
+
+    def _price(self, seq: Sequence) -> Budget:
+        """Return the price of rows in this step; no price if the draft lengths of the request are not chosen."""
+        if self.lengths is None or not self._request(seq).chosen:
+            return Budget(0)
+        return self.lengths.policy.costs.price
+
     def _continue_forced(self, seq: Sequence, chain: list[int]) -> NamedTokens:
         """Draft what lookups find after forced tokens, up to the first token that the structured output forbids."""
-        request, reached = self._request(seq), self._form_drafter.chances.get(seq.id, 0.0)
+        request, reached = self._request(seq), self._form_drafter.chance(seq.id)
         room = budget(seq, max(self.forced_tokens, request.draft_tokens)).depth - len(chain)
         depth = min(request.draft_tokens, room) if self._is_attached(seq) and reached else 0
         if depth <= 0 or seq.constraint is None or seq.constraint.complete(seq.output, chain):
             return []
-        price = self.lengths.policy.costs.price if request.chosen and self.lengths is not None else Budget(0)
+        price = self._price(seq)
         costs = price.row_costs[len(chain) :] or price.row_costs[-1:]
         found = self.drafter.continue_from(seq, chain, replace(price, depth=depth, row_costs=costs, reached=reached))
         allowed = prune([seq], Draft.chains([[*chain, *(token for token, _ in found)]])) if found else chain

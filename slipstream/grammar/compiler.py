@@ -22,7 +22,7 @@ import numpy as np
 from slipstream.core.strict import JsonObject
 from slipstream.core.structured import Constraint, Structured
 from slipstream.errors import ParameterError
-from slipstream.grammar.forced_text import SpelledForm
+from slipstream.grammar.forced_text import Place, SpelledForm, Spelling
 from slipstream.grammar.json_schemas import DEFINITIONS, add_pattern_of_names, close_objects, rebuild
 from slipstream.grammar.symbols import Symbols
 from slipstream.grammar.text_constraint import PLACE, FreeText, GivenTokens, TextConstraint, fault_of
@@ -76,6 +76,7 @@ class Grammars:
         self._vocab_size = vocab_size
         self._vocabulary = lru_cache(1)(lambda: Vocabulary.of(tokenizer, vocab_size))  # made at its first use
         self._symbols = lru_cache(2)(lambda keeps_ids: Symbols(self._vocabulary(), keeps_ids))
+        self.spellings = lru_cache(2)(lambda symbols: dict[Place, Spelling]())
         self._compiled = lru_cache(KEPT)(self._compile)
 
     def make_constraint(self, structured: Structured, stop_ids: frozenset[int]) -> Constraint:
@@ -90,7 +91,7 @@ class Grammars:
         vocabulary = self._vocabulary()
         matcher, grammar = compile_form(vocabulary, structured)
         symbols = self._symbols(_IDS in grammar)
-        spelled = SpelledForm(vocabulary, symbols, _make_matcher(symbols.tokens, grammar))
+        spelled = SpelledForm(vocabulary, symbols, _make_matcher(symbols.tokens, grammar), self.spellings(symbols))
         return matcher, FreeText(vocabulary, matcher, structured), spelled
 
 

@@ -9,6 +9,9 @@ output (see `Spacing`). The last token is left out if it depends on the bytes th
     forced                    "unit": "                    then c or f
     its tokens after `,`    ` "`  `unit`  `":`  ` "`      the last token is the same before c and before f
 
+A model often writes forced text in other tokens, or with other white space. So a `Spelling` remembers the tokens
+in which the target wrote a forced text, and these are drafted the next time.
+
 The result is a draft, which the target verifies, so a wrong guess costs time but does not change the output.
 """
 
@@ -16,13 +19,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream.core.structured import Forced
 from slipstream.grammar.spacing import Spacing
 from slipstream.grammar.symbols import Symbols
 from slipstream.grammar.vocabulary import Vocabulary
@@ -38,6 +42,12 @@ AHEAD = 256
 REMEMBERED = 2**14
 """Largest number of forced texts of a grammar whose tokens are cached."""
 
+MOST_SPELLINGS = 2**12
+"""Largest number of spellings that are remembered; the oldest is forgotten first."""
+
+CERTAIN = 3
+"""Largest confidence in a spelling, which needs as many other spellings in a row to be replaced."""
+
 USUAL = b"aA0"
 """Bytes that stand for all bytes that may follow a forced text, if they are allowed. A tokenizer splits a text in the
 same way before most bytes, so not all bytes are tried."""
@@ -51,14 +61,41 @@ _SPECIAL = re.compile(rb"\xff\[(\d+)\]")
 _WORD = re.compile(rb"[0-9A-Za-z\x80-\xff]*\Z")
 
 
+Place: TypeAlias = tuple[int | None, tuple[int, ...]]
+"""The last token of a text, and the symbols that are forced after it."""
+
+
+@dataclass(slots=True)
+class Spelling:
+    """The tokens in which the target probably writes a forced text.
+
+    solid       the forced symbols without white space.
+    confidence  how often the target wrote these tokens and not others, up to `CERTAIN`; 0: never.
+    """
+
+    solid: tuple[int, ...]
+    tokens: tuple[int, ...]
+    confidence: int = 0
+
+    def learn(self, tokens: tuple[int, ...]) -> None:
+        """Learn in which tokens the target wrote the text."""
+        if tokens == self.tokens:
+            self.confidence += self.confidence < CERTAIN
+        elif self.confidence > 1:
+            self.confidence -= 1
+        else:
+            self.tokens, self.confidence = tokens, 1
+
+
 class SpelledForm:
     """A grammar that is followed byte by byte. All requests with this grammar share it.
 
-    grammar  an llguidance matcher over `symbols`, at the beginning of the grammar.
+    grammar    an llguidance matcher over `symbols`, at the beginning of the grammar.
+    spellings  of forced texts, shared by all forms with these symbols, because most schemas have names in common.
     """
 
-    def __init__(self, vocabulary: Vocabulary, symbols: Symbols, grammar: LLMatcher):
-        self.symbols, self.grammar = symbols, grammar
+    def __init__(self, vocabulary: Vocabulary, symbols: Symbols, grammar: LLMatcher, spellings: dict[Place, Spelling]):
+        self.symbols, self.grammar, self.spellings = symbols, grammar, spellings
         self.tokens = lru_cache(REMEMBERED)(self._tokens)
         self._vocabulary = vocabulary
         self._is_told = False
@@ -76,6 +113,16 @@ class SpelledForm:
         """Return whether different bytes may follow besides white space, so that no text is forced. allowed: [V], the
         tokens that may follow. This is quicker than to ask the grammar, and is so within most strings and numbers."""
         return int(np.count_nonzero(allowed.take(self._vocabulary.single_bytes))) > 1
+
+    def spelling(self, place: Place, follow: bytes | None) -> Spelling:
+        """Return the spelling of a forced text; before the target has written it, this is the tokenizer's. follow: see
+        `_tokens`."""
+        known = self.spellings.get(place)
+        if known is None:
+            if len(self.spellings) >= MOST_SPELLINGS:
+                self.spellings.pop(next(iter(self.spellings)), None)
+            known = self.spellings[place] = Spelling(self.symbols.solid(place[1]), self.tokens(*place, follow))
+        return known
 
     def read(self, forced: bytes) -> list[int]:
         """Turn the forced text that llguidance returns into symbols."""
@@ -156,21 +203,53 @@ class ForcedText:
         self._spacing = Spacing()
         self._ahead: list[int] = []  # forced symbols
         self._follow: bytes | None = None  # see `SpelledForm._tokens`
+        self._asked: list[tuple[Spelling, int]] = []  # forced texts that are not complete yet, and where they begin
         self._is_lost = self._matcher.is_error()
 
-    def tokens(self, text: list[int], allowed: NDArray[np.bool_]) -> Seq[int]:
-        """Return the tokens that are forced after `text`, which begins where the grammar begins. allowed: [V], the
-        tokens that may follow."""
-        if text[: len(self._text)] != self._text:
+    def tokens(self, text: list[int], allowed: NDArray[np.bool_] | None, as_before: bool) -> Forced:
+        """Return the tokens that are forced after `text`, which begins where the grammar begins.
+
+        allowed    [V], the tokens that may follow; None: the text is over.
+        as_before  whether to return the tokens in which the target usually writes this forced text, and to learn them.
+        """
+        known = len(self._text)
+        if text[:known] != self._text:
             self._begin()
-        if len(text) > len(self._text):
-            self._read(self._form.symbols.of_text(text[len(self._text) :]))
+            known = 0
+        if len(text) > known:
+            self._read(self._form.symbols.of_text(text[known:]))
+            if self._asked:
+                self._asked = [one for one in self._asked if not self._learn(*one, text)]
         self._text = text
+        if allowed is None:
+            return Forced()
         if not self._ahead and not self._is_lost and (self._spacing.expect(None) or not self._form.is_open(allowed)):
             self._look_ahead()
         if not self._ahead or self._is_lost:
-            return ()
-        return self._form.tokens(text[-1] if text else None, tuple(self._ahead), self._follow)
+            return Forced()
+        place = text[-1] if text else None, tuple(self._ahead)
+        if not as_before:
+            return Forced(self._form.tokens(*place, self._follow))
+        spelling = self._form.spelling(place, self._follow)
+        self._asked.append((spelling, len(text)))
+        return Forced(spelling.tokens, spelling.confidence)
+
+    def _learn(self, spelling: Spelling, at: int, text: list[int]) -> bool:
+        """Learn the tokens of the forced text that begins at `text[at]`. White space may differ from the prediction,
+        and a last token that reaches beyond the forced text is left out. Return False if the text is not complete."""
+        known, solid, done, end = spelling.tokens, spelling.solid, 0, at
+        if known and spelling.confidence and tuple(text[at : at + len(known)]) == known:  # the usual case
+            spelling.learn(known)
+            return True
+        while done < len(solid) and end < len(text):
+            more = self._form.symbols.solid_of(text[end])
+            if solid[done : done + len(more)] != more:
+                break
+            done, end = done + len(more), end + 1
+        if done < len(solid) and end == len(text):
+            return False
+        spelling.learn(tuple(text[at:end]))
+        return True
 
     def _read(self, symbols: list[int]) -> None:
         """Advance by the symbols of new tokens of the output."""
@@ -204,7 +283,7 @@ class ForcedText:
                 found = symbols.spaces(allowed, gap) + ([] if only is None else [only])
                 goes_on = only is not None
                 self._follow = None if goes_on else _pick_bytes(allowed.following)
-            count = matcher.try_consume_tokens(found)
+            count = matcher.try_consume_tokens(found) if found else 0
             if matcher.is_error():
                 self._form.tell(matcher.get_error())
                 self._is_lost = True

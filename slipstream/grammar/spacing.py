@@ -10,7 +10,7 @@ USUAL = {ord(":"): b" ", ord(","): b" "}
 """White space after a mark of JSON until the output has such a mark: the white space of `json.dumps`."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Spacing:
     """Reads JSON and remembers the white space after each mark (`:`, `,` and brackets), which is usually the same in
     the complete text. A copy can read more text without changing what is remembered.
@@ -31,10 +31,17 @@ class Spacing:
 
     def read(self, data: bytes, learns: bool = False) -> None:
         """Read these bytes. learns: whether their white space is remembered."""
-        if self.is_quoted and not self.is_escaped and data and b'"' not in data and b"\\" not in data:
-            self.last = data[-1]  # most steps are within a string
-            return
-        for byte in data:
+        at = 0
+        while at < len(data):
+            if self.is_quoted and not self.is_escaped:  # only a quote or a backslash matters in a string
+                quote = data.find(b'"', at)
+                backslash = data.find(b"\\", at, len(data) if quote < 0 else quote)
+                if max(quote, backslash) < 0:
+                    self.last = data[-1]
+                    return
+                at = quote if backslash < 0 else backslash
+            byte = data[at]
+            at += 1
             if self.is_quoted:
                 self.is_quoted = self.is_escaped or byte != ord('"')
                 self.is_escaped = byte == ord("\\") and not self.is_escaped

@@ -55,6 +55,7 @@ class Symbols:
         self.tokens = make_tokens(TokenizerWrapper(_Alphabet(texts, [*special, len(texts) - 1])), slices=[])
         self._ids = np.array([*special, *range(self.first, self.first + 256)])
         self._count = len(special)
+        self._spaces = frozenset(self.first + byte for byte in SPACES)
         self._is_solid = ~np.isin(self._ids - self.first, list(SPACES))
         # Masks are reduced to the bytes that may hold a symbol's bit, because their hashes are computed in each step.
         low, high = (special[0] >> 3, (special[-1] >> 3) + 1) if special else (0, 0)
@@ -64,6 +65,7 @@ class Symbols:
         self._bit = (1 << (self._ids & 7)).astype(np.uint8)
         self._read_parts = lru_cache(KEPT)(self._read_bits)
         self.of = lru_cache(None)(self._of)
+        self.solid_of = lru_cache(None)(lambda token: self.solid(self.of(token)))
 
     def _of(self, token: int) -> tuple[int, ...]:
         """Return the symbols of a token."""
@@ -74,6 +76,11 @@ class Symbols:
     def of_text(self, tokens: Seq[int]) -> list[int]:
         """Return the symbols of several tokens."""
         return [symbol for token in tokens for symbol in self.of(token)]
+
+    def solid(self, symbols: tuple[int, ...]) -> tuple[int, ...]:
+        """Return these symbols without white space."""
+        spaces = self._spaces
+        return tuple(symbol for symbol in symbols if symbol not in spaces)
 
     def byte_of(self, symbol: int) -> int:
         """Return the byte of a symbol, and the byte `SPECIAL` for a special token."""

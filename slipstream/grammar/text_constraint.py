@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.core.structured import Structured
+from slipstream.core.structured import Forced, Structured
 from slipstream.errors import DeadEndError, ParameterError
-from slipstream.grammar.forced_text import ForcedText, SpelledForm
+from slipstream.grammar.forced_text import CERTAIN, ForcedText, SpelledForm
 from slipstream.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -205,12 +205,13 @@ class TextConstraint:
         self._settle(output)
         return self._state(tuple(tail)).complete
 
-    def find_forced(self, output: Seq[int]) -> Seq[int]:
+    def find_forced(self, output: Seq[int], as_before: bool = False) -> Forced:
         self._settle(output)
         state = self._state(())
-        if state.place.begin is None or state.over:
-            return ()
-        return self._forced.tokens([*state.place.lead, *output[state.place.begin :]], state.allowed)
+        if state.place.begin is None:
+            return Forced()
+        text = self._output if state.place.begin == 0 else [*state.place.lead, *output[state.place.begin :]]
+        return self._forced.tokens(text, None if state.over else state.allowed, as_before)
 
     def _settle(self, output: Seq[int]) -> None:
         """Make `output` the output that tails follow. Cached states that are still reachable are kept."""
@@ -286,8 +287,8 @@ class GivenTokens:
     def complete(self, output: Seq[int], tail: Seq[int]) -> bool:
         return len(output) + len(tail) >= len(self._text)
 
-    def find_forced(self, output: Seq[int]) -> Seq[int]:
-        return self._text[len(output) :]
+    def find_forced(self, output: Seq[int], as_before: bool = False) -> Forced:
+        return Forced(self._text[len(output) :], CERTAIN)
 
 
 class Walk:

@@ -10,14 +10,19 @@ from slipstream.core.draft import Draft
 from slipstream.core.drafter import Budget, Drafter, DrafterTraits
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
-from slipstream.drafters.forced import MOST_FORCED, WHOLE, FormDrafter
+from slipstream.core.structured import Forced
+from slipstream.drafters.acceptance_stats import SpellingStats
+from slipstream.drafters.forced import MOST_FORCED, FormDrafter
 from slipstream.drafters.hybrid import HybridDrafter
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.draft_trials import State
 from slipstream.engine.engine import Engine
+from slipstream.grammar.compiler import Grammars
+from slipstream.grammar.text_constraint import TextConstraint
 from tests.core.letter_tokenizer import constraint_of, letter_tokenizer
 from tests.drafters.makers import V, maker, target
 
+GUESSED = [SpellingStats.rule[at] for at in SpellingStats.classes(0, after_right=True)]
 FORM = SamplingParams(structured=Structured(regex="(ab(cde){3}[de])+"), max_tokens=40)
 
 
@@ -30,7 +35,9 @@ def run(drafter: str | Drafter, lengths: DraftLengths | int, *seqs: Sequence, fo
 
 
 def request(params: SamplingParams = FORM) -> Sequence:
-    return Sequence([0, 1, 2], params, constraint=constraint_of(params, V))
+    """Make a request that knows no spellings of other tests."""
+    grammars, form = Grammars(letter_tokenizer(V), V), params.structured
+    return Sequence([0, 1, 2], params, constraint=form and grammars.make_constraint(form, frozenset()))
 
 
 def test_forced_tokens_are_drafted_while_the_drafter_rests() -> None:
@@ -81,12 +88,30 @@ def test_a_seed_repeats_its_text_where_only_forced_tokens_are_drafted() -> None:
     assert alone.stats.accepted
 
 
+@pytest.mark.parametrize("lengths", [DraftLengths(4), 4])
+def test_forced_text_is_drafted_as_others_wrote_it_only_if_lengths_are_chosen(
+    monkeypatch: pytest.MonkeyPatch, lengths: DraftLengths | int
+) -> None:
+    """With fixed lengths a seed repeats its text, so drafts must not depend on other requests."""
+    asked, find_forced = list[tuple[list[int], bool]](), TextConstraint.find_forced
+
+    def spied(self: TextConstraint, output: list[int], as_before: bool = False) -> Forced:
+        asked.append((list(output), as_before))
+        return find_forced(self, output, as_before)
+
+    monkeypatch.setattr(TextConstraint, "find_forced", spied)
+    seq = request()
+    run("suffix", lengths, seq)
+    assert {as_before for _, as_before in asked} == {isinstance(lengths, DraftLengths)}
+    assert asked[-1][0] == seq.output or isinstance(lengths, int), "the end of a text is learned, too"
+
+
 def test_drafts_get_shorter_until_one_is_accepted() -> None:
     class Guesses:
         """Claims that a text is forced, which is not."""
 
-        def find_forced(self, output: list[int]) -> list[int]:
-            return [9, 9, 9, 9] if len(output) < 3 else [5, 6, 7, 8]
+        def find_forced(self, output: list[int], as_before: bool) -> Forced:
+            return Forced([9, 9, 9, 9] if len(output) < 3 else [5, 6, 7, 8])
 
     seq, drafter = Sequence([0]), FormDrafter()
     seq.constraint = Guesses()  # type: ignore[assignment]
@@ -96,7 +121,7 @@ def test_drafts_get_shorter_until_one_is_accepted() -> None:
         seq.tokens.append(token)
     assert lengths == [4, 2, 1, 1, 4]
     drafter.release(seq.id)
-    assert not drafter._last
+    assert not drafter._states
 
 
 class Continuing(Drafter):
@@ -199,9 +224,9 @@ def test_rows_after_forced_tokens_are_priced_by_the_chance_that_these_are_accept
     lengths.policy.costs.price = Budget(0, costs, 0.05)
     run(lookup, lengths, request())
     first = lookup.calls[0][-1]
-    assert first.reached == WHOLE
+    assert first.reached == pytest.approx(GUESSED[0] * GUESSED[1] ** (len(lookup.calls[0][2]) - 1))
     assert first.row_costs == costs[len(lookup.calls[0][2]) :]
-    assert lookup.calls[-1][-1].reached > WHOLE, "forced tokens were accepted"
+    assert lookup.calls[-1][-1].reached > first.reached, "forced tokens were accepted"
 
 
 @pytest.mark.parametrize("wrong", [[99], [3] * 50, [-1]])
@@ -229,23 +254,50 @@ def test_a_lookup_for_predictions_continues_forced_tokens_of_requests_with_a_pre
     assert "continuing" not in seq.proposers
 
 
+class Guesses:
+    """Claims that these tokens are forced."""
+
+    def __init__(self, *tokens: int, confidence: int = 0):
+        self.forced = Forced(tokens, confidence)
+
+    def find_forced(self, output: list[int], as_before: bool) -> Forced:
+        return self.forced
+
+
 def test_the_chance_of_a_forced_draft_is_learned_and_is_none_where_it_is_cut() -> None:
-    class Guesses:
-        """Claims that a text is forced."""
-
-        def find_forced(self, output: list[int]) -> list[int]:
-            return [9, 9]
-
     chances = dict[str, float]()
     for case, token in (("wrong", 1), ("right", 9)):
         seq, drafter = Sequence([0]), FormDrafter()
-        seq.constraint = Guesses()  # type: ignore[assignment]
+        seq.constraint = Guesses(9, 9)  # type: ignore[assignment]
         drafter.propose([seq], [Budget(8)])
-        assert drafter.chances[seq.id] == WHOLE
+        assert drafter.chance(seq.id) == GUESSED[0] * GUESSED[1]
         seq.tokens += [token] * 2
         drafter.propose([seq], [Budget(8)])
-        chances[case] = drafter.chances[seq.id]
+        chances[case] = drafter.chance(seq.id)
     assert chances["wrong"] == 0, "the second draft is shorter than the text"
-    assert chances["right"] > WHOLE
+    assert chances["right"] > GUESSED[0] * GUESSED[1]
     drafter.release(seq.id)
-    assert not drafter.chances
+    assert not drafter.chance(seq.id)
+
+
+@pytest.mark.parametrize(("row_cost", "guessed", "known"), [(0.1, 8, 8), (0.5, 7, 8), (0.7, 2, 8), (0.9, 0, 5)])
+def test_a_forced_draft_ends_where_a_token_costs_more_than_it_gains(row_cost: float, guessed: int, known: int) -> None:
+    for confidence, length in ((0, guessed), (3, known)):
+        seq, drafter = Sequence([0]), FormDrafter()
+        seq.constraint = Guesses(*range(8), confidence=confidence)  # type: ignore[assignment]
+        assert len(drafter.propose([seq], [Budget(8, row_costs=(row_cost,))])) == length
+
+
+def test_guesses_that_are_not_drafted_are_learned_from_in_other_requests_too() -> None:
+    """Otherwise a drafter whose guesses do not pay for one model would never see that they do."""
+    drafter, budget = FormDrafter(), Budget(8, row_costs=(0.85,))
+    lengths = list[int]()
+    for _ in range(8):
+        seq = Sequence([0])
+        seq.constraint = Guesses(5, 6, 7)  # type: ignore[assignment]
+        lengths.append(len(drafter.propose([seq], [budget])))
+        seq.tokens += [5, 6, 7]
+        drafter.propose([seq], [budget])
+        drafter.release(seq.id)
+    assert lengths[0] == 0
+    assert lengths[-1] == 3

@@ -19,7 +19,7 @@ import slipstream.llm
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
 from slipstream.core.sequence import Sequence, SourcedSequence, source_of
-from slipstream.core.structured import Constraint
+from slipstream.core.structured import Constraint, Forced
 from slipstream.errors import TargetError
 from slipstream.llm import LLM
 from tests.core.letter_tokenizer import constraint_of
@@ -126,7 +126,7 @@ class RememberedForm:
     def complete(self, output: Seq[int], tail: Seq[int]) -> bool:
         return self._complete(tuple(output), tuple(tail))
 
-    def find_forced(self, output: Seq[int]) -> Seq[int]:
+    def find_forced(self, output: Seq[int], as_before: bool = False) -> Forced:
         return self._forced(tuple(output))
 
 

@@ -11,6 +11,8 @@ from slipstream import LLM, SamplingParams, Structured, Trigger
 from slipstream.core.step import _certain
 from slipstream.drafters.guard import Guard
 from slipstream.drafters.registry import DRAFTERS
+from slipstream.grammar.compiler import Grammars
+from slipstream.grammar.text_constraint import TextConstraint
 from tests.core.letter_tokenizer import constraint_of, letter_tokenizer
 from tests.drafters.conformance import Case
 from tests.drafters.makers import VARIANTS, V, maker, target
@@ -18,6 +20,7 @@ from tests.enumeration import enumerate_texts
 from tests.heads.tiny_heads import eagle_drafter
 from tests.oracle import Oracle
 from tests.targets.toy import ToyTarget
+from tests.tokens.tokenizer_kinds import letters
 
 FORM = Structured(regex="(a[bcd]|b[ac]+d|c(a|b|d)|d[a-e]|e[ab])+")  # always goes on
 CALLS = Structured(regex="a(bc|cb|d)", trigger=Trigger(["a"], repeats=True))
@@ -83,6 +86,34 @@ def test_every_text_is_exactly_as_probable_as_in_plain_decoding(name: str, rule:
     (texts,) = enumerate_texts(lambda: llm_of(name, draft_tokens=2, rule=rule), PROMPT, params, steps=steps)
     texts.check(Oracle(target()), PROMPT, params)
     assert texts.accepted > 0
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_every_text_is_as_probable_if_forced_text_is_drafted_in_the_tokens_of_earlier_text(
+    monkeypatch: pytest.MonkeyPatch, rule: str
+) -> None:
+    """Each request learns from its own text only, so that runs can be repeated."""
+    tokenizer, drafted = letters(("a", "b", "c", "ab", "bc")), set[tuple[int, ...]]()
+    find_forced, make_constraint = TextConstraint.find_forced, Grammars.make_constraint
+
+    def spelled(self: TextConstraint, output: list[int], as_before: bool = False) -> Any:
+        forced = find_forced(self, output, True)
+        drafted.add(tuple(forced.tokens))
+        return forced
+
+    def make_alone(params: SamplingParams, *_: object) -> Any:
+        return make_constraint(Grammars(tokenizer, V), params.structured, frozenset())  # type: ignore[arg-type]
+
+    params = SamplingParams(temperature=1.0, max_tokens=7, structured=Structured(regex="((a|b)abc)+"))
+    monkeypatch.setattr(TextConstraint, "find_forced", spelled)
+    monkeypatch.setattr(Grammars, "make_constraint", lambda *_: make_alone(params))
+    monkeypatch.setattr("tests.end_to_end.sampling.constraint_of", make_alone)
+    monkeypatch.setattr("tests.oracle.constraint_of", cache(make_alone))
+    llm = LLM(target(), tokenizer=tokenizer, draft_tokens=2, rule=rule)
+    (texts,) = enumerate_texts(lambda: llm, PROMPT, params, steps=5, share_form=False)
+    texts.check(Oracle(target()), PROMPT, params)
+    assert texts.accepted > 0
+    assert {(0, 1), (0, 4)} <= {draft[:2] for draft in drafted}, "in the tokenizer's tokens, and in the target's"
 
 
 @pytest.mark.parametrize(("name", "rule", "steps"), CONTINUED_TEXT)

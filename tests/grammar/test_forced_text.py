@@ -13,6 +13,7 @@ from slipstream.tokens.text import load_tokenizer
 from slipstream.zoo import checkpoint_of
 from tests.core.letter_tokenizer import letter_tokenizer
 from tests.targets.toy import ToyTarget
+from tests.tokens.tokenizer_kinds import letters
 
 V = 4096
 
@@ -40,18 +41,21 @@ WEATHER = record(
 VALUE = {"city": 'Paris, "the" city', "unit": "celsius", "days": 3, "at": {"lat": 2.5, "names": ["a", "b c"]}}
 
 
-def followed(grammars: Grammars, ids: list[int], form: Structured) -> tuple[list[int], list[int]]:
+def followed(
+    grammars: Grammars, ids: list[int], form: Structured, as_before: bool = False
+) -> tuple[list[int], list[int]]:
     """The forced tokens that were right, and those that were wrong, along a text."""
     constraint, output = grammars.make_constraint(form, frozenset()), list[int]()
     right, wrong = list[int](), list[int]()
     while len(output) < len(ids):
-        forced, rest = list(constraint.find_forced(output)), ids[len(output) :]
+        forced, rest = list(constraint.find_forced(output, as_before).tokens), ids[len(output) :]
         same = next(
             (n for n, (a, b) in enumerate(zip(forced, rest, strict=False)) if a != b), min(len(forced), len(rest))
         )
         right += forced[:same]
         wrong += forced[same : same + 1]
         output += rest[: same + 1]
+    constraint.find_forced(output, as_before)
     return right, wrong
 
 
@@ -69,14 +73,14 @@ def test_names_and_marks_of_a_schema_are_forced_in_the_layout_that_the_text_has(
 
 def test_a_text_is_never_forced_where_the_form_leaves_a_choice(grammars: Grammars, tokenizer: Any) -> None:
     constraint = grammars.make_constraint(Structured(regex="(red|green|blue)!"), frozenset())
-    assert not constraint.find_forced([])
-    assert tokenizer.decode(constraint.find_forced(tokenizer.encode("gr"))) == "een!"
-    assert not grammars.make_constraint(Structured(regex="[a-z]+"), frozenset()).find_forced([])
+    assert not constraint.find_forced([]).tokens
+    assert tokenizer.decode(constraint.find_forced(tokenizer.encode("gr")).tokens) == "een!"
+    assert not grammars.make_constraint(Structured(regex="[a-z]+"), frozenset()).find_forced([]).tokens
 
 
 def test_the_last_token_is_left_out_where_it_depends_on_what_follows(grammars: Grammars, tokenizer: Any) -> None:
     for text, form in (("true", "tru(e|th)"), ("return x", "retu(rn x|n)")):
-        forced = list(grammars.make_constraint(Structured(regex=form), frozenset()).find_forced([]))
+        forced = list(grammars.make_constraint(Structured(regex=form), frozenset()).find_forced([]).tokens)
         ids = tokenizer.encode(text)
         assert forced == ids[: len(forced)]
 
@@ -85,28 +89,90 @@ def test_a_form_after_free_text_is_forced_from_its_trigger_on(grammars: Grammars
     form = Structured(grammar='start: "CALL" " weather" (" now" | " later")', trigger=Trigger(["CALL"], repeats=True))
     constraint = grammars.make_constraint(form, frozenset())
     output = tokenizer.encode("the CAL")
-    assert not constraint.find_forced(output)
+    assert not constraint.find_forced(output).tokens
     output = tokenizer.encode("the CALL")
-    assert tokenizer.decode([*output, *constraint.find_forced(output)]).startswith("the CALL weather")
+    assert tokenizer.decode([*output, *constraint.find_forced(output).tokens]).startswith("the CALL weather")
     output = tokenizer.encode("the CALL weather now and CALL")
-    assert tokenizer.decode(constraint.find_forced(output)).startswith(" weather")
+    assert tokenizer.decode(constraint.find_forced(output).tokens).startswith(" weather")
 
 
 def test_a_given_text_is_forced_token_by_token(grammars: Grammars) -> None:
     constraint = grammars.make_constraint(Structured(tokens=[5, 6, 7]), frozenset())
-    assert list(constraint.find_forced([])) == [5, 6, 7]
-    assert list(constraint.find_forced([5, 6])) == [7]
+    assert list(constraint.find_forced([]).tokens) == [5, 6, 7]
+    assert list(constraint.find_forced([5, 6]).tokens) == [7]
 
 
 def test_forced_text_does_not_depend_on_how_the_text_was_read(grammars: Grammars, tokenizer: Any) -> None:
     """A constraint that is asked for other texts in between, as after a preemption, says the same."""
     ids, form = tokenizer.encode(json.dumps(VALUE, indent=1)), Structured(json_schema=WEATHER)
     one = grammars.make_constraint(form, frozenset())
-    step_by_step = [list(one.find_forced(ids[:n])) for n in range(len(ids))]
-    assert [list(one.find_forced(ids[:n])) for n in reversed(range(len(ids)))] == step_by_step[::-1]
+    step_by_step = [list(one.find_forced(ids[:n]).tokens) for n in range(len(ids))]
+    assert [list(one.find_forced(ids[:n]).tokens) for n in reversed(range(len(ids)))] == step_by_step[::-1]
     assert [
-        list(grammars.make_constraint(form, frozenset()).find_forced(ids[:n])) for n in range(len(ids))
+        list(grammars.make_constraint(form, frozenset()).find_forced(ids[:n]).tokens) for n in range(len(ids))
     ] == step_by_step
+
+
+SPELLED = ("a", "b", "c", "d", "ab", "bc", "cd")
+A, B, C, D, AB, BC, CD = range(7)
+
+
+@pytest.fixture
+def spelled() -> Grammars:
+    return Grammars(letters(SPELLED), len(SPELLED))
+
+
+def write(grammars: Grammars, form: str, *ids: int) -> list[list[int]]:
+    """Write a text token by token. Returns what was forced before each token, in the tokens of earlier texts."""
+    constraint = grammars.make_constraint(Structured(regex=form), frozenset())
+    return [list(constraint.find_forced(list(ids[:n]), as_before=True).tokens) for n in range(1 + len(ids))][:-1]
+
+
+def test_forced_text_is_drafted_in_the_tokens_in_which_the_target_wrote_it_before(spelled: Grammars) -> None:
+    text = (D, A, BC, D, A)
+    assert write(spelled, "d(abcd|ddd)a", *text)[2] == [B, C, D, A], "the tokenizer's tokens"
+    assert write(spelled, "d(abcd|ddd)a", *text)[2] == [BC, D, A], "learned, with the end of the text"
+    assert write(spelled, "(da|b)bcda", *text)[2] == [BC, D, A], "under another form, too"
+    alone = spelled.make_constraint(Structured(regex="d(abcd|ddd)a"), frozenset())
+    assert list(alone.find_forced([D, A]).tokens) == [B, C, D, A], "not where seeds must repeat their texts"
+
+
+def test_a_spelling_is_replaced_when_it_was_wrong_more_often_than_right(spelled: Grammars) -> None:
+    for _ in range(3):
+        write(spelled, "abcd", A, BC, D)
+    drafts = [write(spelled, "abcd", A, B, CD)[1] for _ in range(5)]
+    assert drafts == [[BC, D], [BC, D], [BC, D], [B, CD], [B, CD]]
+
+
+def test_a_text_that_ends_within_forced_text_teaches_nothing(spelled: Grammars) -> None:
+    write(spelled, "abcd", A, BC)
+    assert write(spelled, "abcd", A)[0] == [A, B, C, D]
+    assert list(write(spelled, "abcd", A, B)[1]) == [B, C, D]
+
+
+def test_a_token_that_reaches_beyond_the_forced_text_is_not_drafted(spelled: Grammars) -> None:
+    write(spelled, "ab(c|d)", A, BC)
+    assert write(spelled, "ab(c|d)", A, BC)[1] == []
+    for _ in range(2):
+        write(spelled, "ab(c|d)", A, B, D)
+    assert write(spelled, "ab(c|d)", A, B, D)[1] == [B]
+
+
+def test_unusual_white_space_is_drafted_the_next_time(grammars: Grammars, tokenizer: Any) -> None:
+    text = json.dumps(VALUE, separators=(" , ", "  :\t"))
+    ids = tokenizer.encode(text.replace("{", "{  "))
+    first, second = (followed(grammars, ids, Structured(json_schema=WEATHER), as_before=True) for _ in range(2))
+    assert len(second[1]) < len(first[1])
+    assert len(second[0]) > len(first[0])
+
+
+def test_the_number_of_spellings_is_bounded(spelled: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.grammar.forced_text.MOST_SPELLINGS", 8)
+    for n in range(3, 30):
+        write(spelled, "a" * n, A, A)
+    _, _, form = spelled._compiled(Structured(regex="aaa"))
+    assert len(form.spellings) == 8
+    assert max(len(ahead) for _, ahead in form.spellings) == 29, "the newest are kept"
 
 
 ENDLESS = {"grammar": 'start: "a" start'}
