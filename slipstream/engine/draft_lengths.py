@@ -39,7 +39,7 @@ import numpy as np
 
 from slipstream.core.drafter import Budget
 from slipstream.engine.draft_trials import MOST_SAVED, TRIAL_STEPS, Gains, State, Trials
-from slipstream.engine.step_costs import StepCosts, rows_of
+from slipstream.engine.step_costs import StepCosts
 from slipstream.engine.step_history import SHORTEST, Survival
 from slipstream.engine.timed_step import Step
 
@@ -109,12 +109,13 @@ class LengthPolicy(ABC):
         self.costs.forward.wait(CHANGE)
         self._choice = (), [], 0
 
-    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[Budget]:
-        """Choose a budget for the draft of each request, at most as deep as its limit. For `prompt_rows` see `Step`."""
-        lengths = self._lengths(ids, limits, prompt_rows)
+    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, forced: int = 0) -> list[Budget]:
+        """Choose a budget for the draft of each request, at most as deep as its limit. For `prompt_rows` and `forced`
+        see `Step`."""
+        lengths = self._lengths(ids, limits, prompt_rows, forced)
         return [replace(self.costs.price, depth=length) for length in lengths]
 
-    def _lengths(self, ids: Seq[int], limits: Seq[int], prompt_rows: int) -> list[int]:
+    def _lengths(self, ids: Seq[int], limits: Seq[int], prompt_rows: int, forced: int) -> list[int]:
         if self.trials.is_resting or not any(limits) or self._drafted >= self._renew:
             return [0] * len(ids)
         if self.gains.steps < TRIAL_STEPS or not self._is_compared:
@@ -122,7 +123,7 @@ class LengthPolicy(ABC):
         key, lengths, used = self._choice
         if key != tuple(ids) or used >= self.keep:
             self.costs.set_price(len(ids), self.gains.rate)
-            used, (lengths, gain) = 0, self._best(ids, limits, prompt_rows)
+            used, (lengths, gain) = 0, self._best(ids, limits, prompt_rows, forced)
             if not self.trials.left:
                 self.trials.decide(self._pays(gain))
             if self.trials.is_resting:
@@ -137,7 +138,7 @@ class LengthPolicy(ABC):
         return 1.0 if self.trials.is_resting else self.gains.rate or 1.0
 
     @abstractmethod
-    def _best(self, ids: Seq[int], limits: Seq[int], prompt_rows: int) -> tuple[list[int], float]:
+    def _best(self, ids: Seq[int], limits: Seq[int], prompt_rows: int, forced: int) -> tuple[list[int], float]:
         """Return the lengths to draft with, and their gain over plain decoding."""
 
     @abstractmethod
@@ -175,18 +176,17 @@ class LengthPolicy(ABC):
         self._drafted += 1
         if self._drafted == UNSURE and not self.costs.forward.is_timed(len(step.ids)):
             self._drafted = RENEW
-        count, accepted = len(step.ids), sum(step.accepted)
-        drafted = replace(step, prompt_rows=0)  # prompts are read anyway
-        forward, plain = map(self.costs.forward.of, (rows_of(drafted), count))
+        count, accepted = len(step.ids) + step.forced, sum(step.accepted)
+        added, plain = self.costs.of_rows(step), self.costs.forward.of(count)
         self._late = self._late + 1 if step.catching_up else 0
         if 0 < self._late <= PATIENCE:  # the drafter reads a long prompt; the machine is not slow
-            self.trials.add(1 + accepted / count - (draft + forward) / plain, is_bounded=False)
+            self.trials.add(accepted / count - (draft + added) / plain, is_bounded=False)
             return
         if self.trials.count_draft():
             self._choice = (), [], 0
         drafting = len(step.lengths) - step.lengths.count(0)
         draft = self.costs.add_drafting(drafting, self._levels(step), draft)
-        gained = self.gains.add(count, accepted, (forward + draft) / plain)
+        gained = self.gains.add(count, accepted, 1 + (draft + added) / plain)
         if gained is not None:
             self.trials.add(gained)
 
@@ -209,7 +209,7 @@ class LengthsFromRates(LengthPolicy):
         super().__init__(Trials(first_pause=32), Gains(cold=0), relative_cost)
         self.survival = Survival(most, prior)
 
-    def _best(self, ids: Seq[int], limits: Seq[int], prompt_rows: int) -> tuple[list[int], float]:
+    def _best(self, ids: Seq[int], limits: Seq[int], prompt_rows: int, forced: int) -> tuple[list[int], float]:
         """Return the lengths with the most expected tokens per second, with at least one draft token."""
         count = len(ids)
         drafting = [b for b, limit in enumerate(limits) if limit > 0]
@@ -218,7 +218,7 @@ class LengthsFromRates(LengthPolicy):
         places = np.arange(survival.shape[1])
         survival = survival * (places < reach[:, None])  # [D, most]
         width = self.survival.width(members)
-        prompts, plain = self.costs.shares(count, prompt_rows)
+        prompts, plain = self.costs.shares(count, prompt_rows, forced)
         depths = np.arange(1, max(limits) + 1)
         # For each depth of the draft, all its draft tokens, the most probable first: [depths, n].
         within = np.where(places < depths[:, None, None], survival, 0.0).reshape(len(depths), -1)
@@ -226,12 +226,12 @@ class LengthsFromRates(LengthPolicy):
         rows = count + width * np.arange(1, order.shape[1] + 1)
         forward = np.maximum(self.costs.forward.estimate(rows + prompt_rows) - prompts, SHORTEST)
         seconds = forward + self.costs.levels(len(drafting)).estimate(depths)[:, None]
-        rates = np.where(order > 0, (count + np.cumsum(order, axis=1)) / seconds, 0.0)
+        rates = np.where(order > 0, (count + forced + np.cumsum(order, axis=1)) / seconds, 0.0)
         at = np.unravel_index(rates.argmax(), rates.shape)
         lengths = [0] * count
         for b, length in zip(drafting, (survival[:, : depths[at[0]]] >= order[at]).sum(1).tolist(), strict=True):
             lengths[b] = length
-        return lengths, float(rates[at]) * plain / count
+        return lengths, float(rates[at]) * plain / (count + forced)
 
     def _pays(self, gain: float) -> bool:
         return gain >= (1.0 if self.trials.state is State.DRAFTING else 1 + MARGIN)
@@ -260,7 +260,7 @@ class LengthsFromPrices(LengthPolicy):
     def __init__(self, relative_cost: RelativeCost | None = None) -> None:
         super().__init__(Trials(0, look=0.5, most_debt=MOST_SAVED), Gains(cold=4), relative_cost)
 
-    def _best(self, ids: Seq[int], limits: Seq[int], prompt_rows: int) -> tuple[list[int], float]:
+    def _best(self, ids: Seq[int], limits: Seq[int], prompt_rows: int, forced: int) -> tuple[list[int], float]:
         return list(limits), self.gains.rate
 
     def _pays(self, gain: float) -> bool:
@@ -314,9 +314,9 @@ class DraftLengths:
         """True while drafting is paused; the drafter then does not see the text."""
         return self.policy.trials.is_resting
 
-    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[Budget]:
+    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, forced: int = 0) -> list[Budget]:
         """Choose budgets as `LengthPolicy.choose`."""
-        return self.policy.choose(ids, limits, prompt_rows)
+        return self.policy.choose(ids, limits, prompt_rows, forced)
 
     def learn(self, step: Step) -> None:
         self.policy.learn(step)

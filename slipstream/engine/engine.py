@@ -335,6 +335,7 @@ class Engine:
             [budgets[b].depth for b in decoding],
             catching_up=any(budgets[b].depth and not one.followed for b, one in zip(decoding, requests, strict=True)),
             prompt_rows=_prompt_rows(seqs, prompts) + _count_forced_rows(forced),
+            forced=len(forced),
             read_rows=_prompt_rows(*drafts),
         )
 
@@ -354,7 +355,7 @@ class Engine:
         if any(requests[b].chosen for b in choosing):
             ids, limits = [seqs[b].id for b in choosing], [budgets[b].depth for b in choosing]
             rows = _prompt_rows(seqs, prompts) + _count_forced_rows(forced)
-            for b, chosen in zip(choosing, self.lengths.choose(ids, limits, rows), strict=True):
+            for b, chosen in zip(choosing, self.lengths.choose(ids, limits, rows, len(forced)), strict=True):
                 budgets[b] = chosen
         return budgets
 

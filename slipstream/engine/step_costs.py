@@ -58,6 +58,14 @@ class StepCosts:
         draft = max(0.0, seconds - step.read * self._reading.value) if any(step.lengths) else 0.0
         return draft, aside + seconds - draft
 
+    def of_rows(self, step: Step) -> float:
+        """Return the cost of the rows of this step's drafts: the time by which they made its forward pass longer. A row
+        costs more in a pass that also reads prompts, because passes of few rows are limited by the memory."""
+        if not step.prompt_rows:
+            return self.forward.of(rows_of(step)) - self.forward.of(len(step.ids))
+        rows = len(step.ids) + step.prompt_rows
+        return self.forward.at(rows + sum(step.nodes)) - self.forward.at(rows)
+
     def add_drafting(self, requests: int, levels: int, cost: float) -> float:
         """Add the cost of drafting `levels` levels. Return the usual cost of this number of levels."""
         table = self.drafting.setdefault(requests, LevelCosts())
@@ -68,12 +76,16 @@ class StepCosts:
         """Return the costs of drafting for the timed number of requests that is nearest to `requests`."""
         return self.drafting[min(self.drafting, key=lambda known: abs(known - requests))]
 
-    def shares(self, requests: int, prompt_rows: int) -> tuple[float, float]:
+    def shares(self, requests: int, prompt_rows: int, forced: int = 0) -> tuple[float, float]:
         """Split the seconds of a step with these prompt rows and the pending tokens of these requests into (seconds for
         prompts, seconds for tokens). If every step reads prompts, the prompts' part is the time of a step with prompts
-        alone. If few steps do, it is the time by which prompts make a step longer."""
+        alone. If few steps do, it is the time by which prompts make a step longer. If some rows are those of requests
+        with forced tokens, the tokens' part is the time of a plain step of all requests."""
         if not prompt_rows:
             return 0.0, self.forward.at(requests)
+        if forced:
+            plain = self.forward.at(requests + forced)
+            return self.forward.at(requests + prompt_rows) - plain, plain
         prompts, tokens, together = map(self.forward.at, (prompt_rows, requests, requests + prompt_rows))
         added = together - tokens
         share = added + self._with_prompts.value * (prompts - added)

@@ -20,7 +20,8 @@ class Step:
     repeats      number of plain steps in this call.
     catching_up  whether a drafter read text that it had not followed, such as a prompt. This takes the same time for
                  drafts of any length.
-    prompt_rows  prompt rows in the forward pass, of requests not in `ids`.
+    prompt_rows  prompt rows in the forward pass, of requests not in `ids`, and rows of requests with forced tokens.
+    forced       number of requests with forced tokens; they are not in `ids`.
     read_rows    prompt rows that the drafter reads; None: all.
     drawn        the largest number of draft tokens that a model drew for a request (see `Draft`).
     """
@@ -34,6 +35,7 @@ class Step:
     repeats: int = 1
     catching_up: bool = False
     prompt_rows: int = 0
+    forced: int = 0
     read_rows: int | None = None
     drawn: int = 0
     aside: float = 0.0

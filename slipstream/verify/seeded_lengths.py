@@ -18,11 +18,11 @@ class SeededLengths(DraftLengths):
         super().__init__(most)
         self._random = np.random.default_rng(seed)
 
-    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[Budget]:
+    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, forced: int = 0) -> list[Budget]:
         if self._random.random() < 1 / 128:  # sometimes pause although drafts pay
             self.policy.trials.decide(pays=False)
         self.policy.gains.is_told = True  # times are not measured here
-        budgets = super().choose(ids, limits, prompt_rows)
+        budgets = super().choose(ids, limits, prompt_rows, forced)
         logs = self._random.uniform(np.log(CHEAPEST), np.log(DEAREST), MORE_ROWS)
         return [replace(budget, row_costs=tuple(np.exp(logs).tolist())) for budget in budgets]
 

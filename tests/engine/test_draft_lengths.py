@@ -156,9 +156,9 @@ class BusyServer:
         return self.run(lambda _, most, __: [min(length, n) for n in most], 300, resting=lambda: not length)
 
 
-def chosen(policy: LengthPolicy, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[int]:
+def chosen(policy: LengthPolicy, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, forced: int = 0) -> list[int]:
     """The lengths that it chooses."""
-    return [budget.depth for budget in policy.choose(ids, limits, prompt_rows)]
+    return [budget.depth for budget in policy.choose(ids, limits, prompt_rows, forced)]
 
 
 def adaptive(world: World, policy: LengthPolicy, tokens: int) -> float:
@@ -613,6 +613,32 @@ def test_the_cost_of_a_row_grows_with_what_drafts_gain() -> None:
         policy.release(0)
         costs.append(policy.choose([accepted], [8])[0].row_costs[0])
     assert costs == pytest.approx([0.1 * 2 / 1.4, 0.1 * 4 / 1.4], rel=0.01)
+
+
+@pytest.mark.parametrize(("accepted", "draft", "pays"), [(1, 0.2, False), (4, 0.05, True)])
+@pytest.mark.parametrize("new", [LengthsFromRates, LengthsFromPrices])
+def test_drafts_beside_forced_tokens_are_judged_by_all_requests_and_by_the_rows_that_they_add(
+    new: Callable[[], LengthPolicy], accepted: int, draft: float, pays: bool
+) -> None:
+    """One request of four drafts four tokens, beside twelve rows of the others. Passes of up to eight rows take as long
+    as one row, so the drafts would seem to cost nothing if their pass had no other rows."""
+
+    def seconds(rows: int) -> float:
+        return 1.0 + 0.1 * max(0, rows - 8)
+
+    policy = new()
+    for _ in range(100):
+        for rows in (1, 4, 5, 8, 13, 17):
+            policy.costs.forward.add(rows, seconds(rows))
+    for _ in range(100):
+        if policy.trials.is_resting:
+            break
+        policy.learn(Step([0], [0], rest=seconds(1)))
+        (length,) = chosen(policy, [0], [4], 12, 3)
+        right = min(accepted, length)
+        rest = seconds(13 + length)
+        policy.learn(Step([0], [length], [length], [right], draft, rest, prompt_rows=12, forced=3, drawn=length))
+    assert policy.trials.is_resting != pays
 
 
 def test_a_drafter_that_read_a_long_prompt_for_nothing_owes_all_of_it() -> None:

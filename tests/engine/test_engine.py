@@ -101,7 +101,7 @@ class ErraticLengths(DraftLengths):
         self._draw = random.Random(seed)
         self.rests = self.plain_steps = self.drafting_steps = 0
 
-    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[Budget]:
+    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, forced: int = 0) -> list[Budget]:
         if self._draw.random() < (0.5 if self.resting else 0.15):
             self.policy.trials.state = State.DRAFTING if self.resting else State.RESTING
             self.rests += self.resting
@@ -489,8 +489,8 @@ def test_draft_lengths_learn_from_steps_that_read_prompts_too(name: str) -> None
     """A prompt of 30 tokens is read beside a request that decodes, 8 rows a step."""
 
     class Told(DraftLengths):
-        def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[Budget]:
-            budgets = super().choose(ids, limits, prompt_rows)
+        def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, forced: int = 0) -> list[Budget]:
+            budgets = super().choose(ids, limits, prompt_rows, forced)
             chosen.append((list(ids), prompt_rows))
             return budgets
 
