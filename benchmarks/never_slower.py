@@ -13,6 +13,7 @@ again.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import subprocess
 import sys
@@ -49,6 +50,9 @@ LONG = 6000
 """Tokens of the prompts of kind "long"."""
 DEPTHS, ROWS = (100, 1000, LONG), (1, 2, 4, 8, 16)
 IDLE, BUSY = "idle", "busy"
+LENGTHS = (1.0, 0.5, 1.25, 0.75, 1.5)
+"""Numbers of tokens of requests, as multiples of `--tokens`. If all were equal, requests without drafts would end
+together, and their next prompts would be read together in fewer passes, which real requests never do."""
 
 
 def models(target: str, bits: int, streams: int) -> tuple[LLM, LLM]:
@@ -92,23 +96,26 @@ class Predictions(DraftLengths):
 
 
 def batches(llm: LLM, kind: str, streams: int, tokens: int) -> list[Batch]:
-    """Make requests of one kind of text: three for each of `streams` clients, which begin one when another ends."""
-    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    """Make requests of one kind of text: three for each of `streams` clients, which begin one when another ends. Their
+    numbers of tokens differ (see `LENGTHS`)."""
+    how: dict[str, Any] = {"ignore_eos": True}
     if kind == "tools":
-        params = SamplingParams(max_tokens=tokens, structured=Structured(json_schema=TOOLS[3].schema))
+        how = {"structured": Structured(json_schema=TOOLS[3].schema)}
         prompts = [llm.chat_prompt(TOOLS[3].messages(request)) for request in TOOLS[3].requests]
     elif kind == "long":
         texts = [each.ids for each in choose_prompts(llm, "summary,proofread,code", 20).prompts]
         whole = [token for ids in texts for token in ids]
-        room = llm.target.context - tokens - 1
+        room = llm.target.context - int(max(LENGTHS) * tokens) - 1
         prompts = [(whole * (1 + LONG // len(whole)))[at : at + min(LONG, room)] for at in (0, 100, 200)]
     else:
         family = {"sampled": "chat,varied", "plain": "chat"}.get(kind, kind)
         prompts = [each.ids for each in choose_prompts(llm, family, 12).prompts]
     if kind == "sampled":
-        params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=1.0, seed=1)
+        how |= {"temperature": 1.0, "seed": 1}
     count = 1 if kind == "long" and streams > 4 else 3  # prompts of 6k fill the memory
-    return [([prompts[i % len(prompts)] for i in range(count * streams)], params)]
+    lengths = [int(tokens * LENGTHS[i % len(LENGTHS)]) for i in range(count * streams)]
+    each = zip(itertools.cycle(prompts), lengths, strict=False)
+    return [[(prompt, SamplingParams(max_tokens=length, **how)) for prompt, length in each]]
 
 
 @contextmanager
@@ -238,7 +245,7 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--machine", nargs="+", choices=(IDLE, BUSY), default=[IDLE, BUSY])
     parser.add_argument("--passes", type=int, default=5, help="timed passes; one more warms up")
-    parser.add_argument("--tokens", type=int, default=64, help="most tokens of an output")
+    parser.add_argument("--tokens", type=int, default=64, help="usual number of tokens of an output")
     parser.add_argument("--minutes", type=float, default=60, help="no cell begins later; run again to continue")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     options = parser.parse_args()

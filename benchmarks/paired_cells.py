@@ -18,8 +18,8 @@ from slipstream.core.params import SamplingParams
 from slipstream.llm import LLM, Completion
 from slipstream.measure.estimates import Estimate, estimate_ratio
 
-Batch = tuple[list[list[int]], SamplingParams]
-"""Prompts of requests that run together, and the sampling parameters of all these requests."""
+Batch = list[tuple[list[int], SamplingParams]]
+"""Prompts and sampling parameters of requests that run together."""
 
 
 class Cells:
@@ -47,11 +47,11 @@ class Cells:
         self.file.write_text(json.dumps({**more, "fixed": self.fixed, "cells": self.cells}, indent=1) + "\n")
 
 
-def decode(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> tuple[list[Completion], float, float]:
+def decode(llm: LLM, batch: Batch) -> tuple[list[Completion], float, float]:
     """Decode requests, at most `llm.max_batch` at a time: when a request ends, the next one begins. Returns the
     completions, the seconds of all steps, and the mean seconds per token of a request in the steps that read no
     prompt."""
-    seqs = [llm.sequence(prompt, params) for prompt in prompts]
+    seqs = [llm.sequence(prompt, params) for prompt, params in batch]
     lengths = {seq.id: len(seq.tokens) for seq in seqs}
     tokens = decoding = 0.0
     began = before = perf_counter()
@@ -78,11 +78,11 @@ def compare(
     for number in range(-1, passes):
         if number == 0:
             warmed()
-        for b, (prompts, params) in enumerate(batches):
+        for b, batch in enumerate(batches):
             order = [("base", base), ("other", other)]
             texts = {}
             for name, llm in order if number % 2 else reversed(order):
-                completions, whole, decoding = decode(llm, prompts, params)
+                completions, whole, decoding = decode(llm, batch)
                 texts[name] = [each.token_ids for each in completions]
                 if number >= 0:
                     seconds[name][b].append(whole)

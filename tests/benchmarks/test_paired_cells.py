@@ -14,6 +14,8 @@ from slipstream import LLM, SamplingParams, Structured
 from slipstream.engine.draft_lengths import LengthsFromPrices
 from slipstream.engine.timed_step import Step
 from slipstream.grammar.compiler import check_structured
+from slipstream.grammar.forced_text import Spelling
+from tests.core.letter_tokenizer import letter_tokenizer
 from tests.targets.toy import ToyTarget
 
 
@@ -38,7 +40,7 @@ def test_a_run_that_is_cut_goes_on_with_the_cells_that_it_lacks(tmp_path: Path) 
 
 def test_both_ways_decode_the_same_requests_in_turns() -> None:
     one, other = LLM(ToyTarget(5), draft_tokens=0), LLM(ToyTarget(5), "suffix")
-    batches = [([[1, 2, n]], SamplingParams(max_tokens=4)) for n in range(3)]
+    batches = [[([1, 2, n], SamplingParams(max_tokens=4))] for n in range(3)]
     cell = compare(one, other, batches, passes=3)
     assert [len(each) for each in cell["base"]] == [len(each) for each in cell["other"]] == [3, 3, 3]
     assert cell["differing"] == 0
@@ -84,7 +86,23 @@ def test_the_schemas_of_tools_compile_and_their_examples_meet_them(tool: Any) ->
     jsonschema = pytest.importorskip("jsonschema")
     check_structured(Structured(json_schema=tool.schema))
     jsonschema.validate(tool.example, tool.schema)
-    assert len(tool.requests) == 4
+    assert len(set(tool.requests)) == 8, "no request twice"
+
+
+def test_each_pass_begins_without_spellings_of_earlier_passes() -> None:
+    llm = forced.WithForced(ToyTarget(5), draft_tokens=0, tokenizer=letter_tokenizer(5))
+    params = SamplingParams(structured=Structured(regex="abcd(a|b)"))
+    _, _, form = llm._grammars._compiled(params.structured)
+    form.spellings[None, (1,)] = Spelling((1,), (2,), 3)
+    assert decode(llm, [([1], params)])[0][0].text.startswith("abcd")
+    assert not form.spellings
+
+
+def test_requests_of_never_slower_end_at_different_times() -> None:
+    llm = LLM("embedded", draft_tokens=0)
+    (requests,) = never_slower.batches(llm, "chat", 4, 64)
+    assert [params.max_tokens for _, params in requests[:6]] == [64, 32, 80, 48, 96, 64]
+    assert len(requests) == 12
 
 
 def test_predictions_are_of_the_steps_after_the_prompts() -> None:
@@ -106,7 +124,7 @@ def test_predictions_are_of_the_steps_after_the_prompts() -> None:
 def test_a_cell_is_measured_with_its_prompts_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, drafts = LLM(ToyTarget(5), draft_tokens=0), LLM(ToyTarget(5), "suffix")
     drafts.lengths = never_slower.Predictions(drafts.most_draft_tokens)
-    asked = [([[1, 2, n] for n in range(3)], SamplingParams(max_tokens=30))]
+    asked = [[([1, 2, n], SamplingParams(max_tokens=30)) for n in range(3)]]
     monkeypatch.setattr(never_slower, "batches", lambda *_: asked)
     for kind in ("plain", "chat"):
         cell = never_slower.measure_cell(plain, drafts, kind, 1, 30, 3)
@@ -123,6 +141,6 @@ def test_decoding_alone_leaves_out_the_steps_that_read_a_prompt() -> None:
     llm, clock = LLM(ToyTarget(5), draft_tokens=0, max_batch=1), iter(range(1000))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(paired_cells, "perf_counter", lambda: float(next(clock)))
-        done, whole, token = decode(llm, [[1, 2, 3]] * 3, SamplingParams(max_tokens=8, ignore_eos=True))
+        done, whole, token = decode(llm, [([1, 2, 3], SamplingParams(max_tokens=8, ignore_eos=True))] * 3)
     assert [len(each.token_ids) for each in done] == [8] * 3
     assert (whole, token) == (3 * 8, 1)
