@@ -11,7 +11,7 @@ over plain decoding is below 1 (after a trial: below 1 + `MARGIN`).
 acceptance shows. This policy tells them the cost of rows, and allows the longest draft. It pauses while the balance of
 `Trials` is negative. A predicted gain is no use here: lookups, for example, draft only where a text repeats itself.
 
-Both policies alternate timed plain steps with drafts, and pause when `Trials` says so:
+Both policies alternate timed plain steps with drafts, and pause when `Trials` says so. They have trials for each load:
 
     ┌───────┐ one step  ┌───────┐ ────────── timed ───────────────────────────▶ ┌──────┐
     │ FIRST │ ────────▶ │ PLAIN │                                               │ BEST │
@@ -73,8 +73,9 @@ class LengthPolicy(ABC):
 
     keep: int
 
-    def __init__(self, trials: Trials, gains: Gains, relative_cost: RelativeCost | None):
-        self.costs, self.trials, self.gains = StepCosts(relative_cost), trials, gains
+    def __init__(self, relative_cost: RelativeCost | None):
+        self.costs, (self.trials, self.gains) = StepCosts(relative_cost), self._begin()
+        self._loads: dict[int, tuple[Trials, Gains]] = {}  # class of numbers of requests (see `use_load`)
         # The target updates this function, so all copies of the costs use the same one.
         self._shared = {id(relative_cost): relative_cost}
         self._all_costs: dict[int, StepCosts] = {}  # class of text lengths (see `SHORT_CONTEXT`) -> its costs
@@ -108,6 +109,27 @@ class LengthPolicy(ABC):
         self.costs = known
         self.costs.forward.wait(CHANGE)
         self._choice = (), [], 0
+
+    def use_load(self, requests: int) -> None:
+        """Switch to the trials and gains of steps with about as many requests: 1, 2 to 3, 4 to 7, and so on. Drafts
+        may pay for few requests and not for many, whose passes take longer with each row."""
+        load = requests.bit_length()
+        self._loads = self._loads or {load: (self.trials, self.gains)}
+        if load not in self._loads:
+            self._loads[load] = self._begin()
+        trials, gains = self._loads[load]
+        if trials is not self.trials:
+            gains.is_told |= self.gains.is_told
+            self.trials, self.gains, self._choice = trials, gains, ((), [], 0)
+
+    def note_join(self) -> None:
+        """End pauses, where a trial is paid for."""
+        for trials, _ in self._loads.values() or [(self.trials, self.gains)]:
+            trials.begin_for_request()
+
+    @abstractmethod
+    def _begin(self) -> tuple[Trials, Gains]:
+        """Return the trials and gains of a load that is new."""
 
     def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, forced: int = 0) -> list[Budget]:
         """Choose a budget for the draft of each request, at most as deep as its limit. For `prompt_rows` and `forced`
@@ -206,8 +228,11 @@ class LengthsFromRates(LengthPolicy):
     keep = 4
 
     def __init__(self, most: int = 8, prior: float = 0.6, relative_cost: RelativeCost | None = None):
-        super().__init__(Trials(first_pause=32), Gains(cold=0), relative_cost)
+        super().__init__(relative_cost)
         self.survival = Survival(most, prior)
+
+    def _begin(self) -> tuple[Trials, Gains]:
+        return Trials(first_pause=32), Gains(cold=0)
 
     def _best(self, ids: Seq[int], limits: Seq[int], prompt_rows: int, forced: int) -> tuple[list[int], float]:
         """Return the lengths with the most expected tokens per second, with at least one draft token."""
@@ -258,7 +283,10 @@ class LengthsFromPrices(LengthPolicy):
     keep = 16
 
     def __init__(self, relative_cost: RelativeCost | None = None) -> None:
-        super().__init__(Trials(0, look=0.5, most_debt=MOST_SAVED), Gains(cold=4), relative_cost)
+        super().__init__(relative_cost)
+
+    def _begin(self) -> tuple[Trials, Gains]:
+        return Trials(0, look=0.5, most_debt=MOST_SAVED), Gains(cold=4)
 
     def _best(self, ids: Seq[int], limits: Seq[int], prompt_rows: int, forced: int) -> tuple[list[int], float]:
         return list(limits), self.gains.rate
@@ -298,8 +326,9 @@ class DraftLengths:
             return LengthsFromPrices(self._relative_cost)
         return LengthsFromRates(self.most, self.prior, self._relative_cost)
 
-    def use(self, kind: int, context: int) -> None:
-        """Use the policy for requests of this kind, and its costs for texts of `context` tokens. Kinds differ in the
+    def use(self, kind: int, context: int, requests: int) -> None:
+        """Use the policy for requests of this kind, its costs for texts of `context` tokens, and its trials for as many
+        requests. Kinds differ in the
         time of plain decoding, and in how many draft tokens are accepted: 0 takes the largest logit, 1 samples with a
         temperature, 2 does more than that. A step of several kinds is of the last one."""
         self._policies = self._policies or {kind: self.policy}
@@ -308,6 +337,7 @@ class DraftLengths:
             self._policies[kind].start_with(self.policy)
         self.policy = self._policies[kind]
         self.policy.use_costs(context)
+        self.policy.use_load(requests)
 
     @property
     def resting(self) -> bool:
@@ -323,7 +353,7 @@ class DraftLengths:
 
     def note_join(self) -> None:
         for policy in self._policies.values():
-            policy.trials.begin_for_request()
+            policy.note_join()
 
     def release(self, seq_id: int) -> None:
         for policy in self._policies.values():

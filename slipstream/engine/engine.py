@@ -421,7 +421,7 @@ class Engine:
         if self.lengths is not None and self._running:
             some = [seq for seq in self._running if _decodes(seq)] or self._running
             context = sum(len(seq.tokens) for seq in some) // len(some)
-            self.lengths.use(max(self._request(seq).kind for seq in some), context)
+            self.lengths.use(max(self._request(seq).kind for seq in some), context, len(self._running))
 
     def _rows(self) -> tuple[list[Sequence], list[Sequence]]:
         """Return (requests that gain a token in this step, requests that read a chunk of their prompt). In each list,

@@ -241,7 +241,7 @@ def in_kinds(seed: int, *turns: tuple[int, World, int]) -> list[float]:
     lengths, shares = DraftLengths(), []
     lengths.serve(prices_rows=True)
     for kind, world, tokens in turns:
-        lengths.use(kind, context=100)
+        lengths.use(kind, context=100, requests=1)
         lengths.note_join()
 
         def choose() -> list[int]:
@@ -268,17 +268,48 @@ def test_greedy_text_drafts_although_sampled_text_lost() -> None:
     assert np.mean(kept) >= 0.96
 
 
+def at_load(lengths: DraftLengths, count: int, row: float, seed: int) -> float:
+    """The speed of 150 tokens of each of `count` requests, as a share of what the better of drafts and plain decoding
+    has."""
+    world = World([0.6] * count, 0.05, row, stride=7, seed=seed)
+    lengths.use(0, context=100, requests=count)
+
+    def choose() -> list[int]:
+        return [min(2, budget.depth) for budget in lengths.choose(range(count), [4] * count)]
+
+    speed = world.run(choose, 150, lambda step: lengths.learn(replace(step, drawn=2)))
+    return speed / max(world.rate(0), world.rate(2))
+
+
+@pytest.mark.parametrize("prices_rows", [False, True])
+def test_what_drafts_lose_with_many_requests_does_not_count_for_one_request_nor_the_other_way_round(
+    prices_rows: bool,
+) -> None:
+    """Rows are cheap for one request, and expensive for eight. A turn is too short to end a pause, or to notice a loss
+    that the other load's gain hides."""
+    kept: dict[int, list[float]] = {1: [], 8: []}
+    for seed in range(4):
+        lengths = DraftLengths(4)
+        lengths.serve(prices_rows)
+        for turn in range(30):
+            for count, row in ((8, 0.3), (1, 0.05)):
+                share = at_load(lengths, count, row, 100 * seed + turn)
+                kept[count] += [share] if turn >= 5 else []
+    assert np.mean(kept[1]) >= 0.96
+    assert np.mean(kept[8]) >= 0.97
+
+
 @pytest.mark.parametrize("prices_rows", [False, True])
 def test_requests_of_any_kind_may_come_first(prices_rows: bool) -> None:
     """Also where nothing was timed in a pause, or only plain steps."""
     lengths, world = DraftLengths(4), World([0.9], 0.05, 0.05)
     lengths.serve(prices_rows)
-    lengths.use(3, context=100)
+    lengths.use(3, context=100, requests=1)
     for count in (1, 2):
         lengths.learn(Step(range(count), [0] * count, rest=1.0))
     lengths.policy.trials.decide(pays=False)
     for kind, context in itertools.product((2, 1, 0, 2, 1, 3), (5000, 100)):
-        lengths.use(kind, context)
+        lengths.use(kind, context, requests=1)
         lengths.note_join()
 
         def choose() -> list[int]:
