@@ -67,9 +67,9 @@ class ConfidenceStats(AcceptanceByClass):
 
 
 class SpellingStats(AcceptanceByClass):
-    """Estimates how likely the target writes forced text in the drafted tokens. Of guesses (confidence 0, see `Forced`)
-    after a draft that was not fully accepted, class 0 is the first token and class 1 all others; classes 2 and 3 are
-    those of other guesses. Class 3 + c is for confidence c. Measured for SmolLM2 under eight schemas."""
+    """Estimates how likely the target writes forced text in the drafted tokens. Classes 0 and 1 are the first token and
+    the further tokens of a guess (confidence 0, see `Forced`) after a draft that was not fully accepted. Classes 2 and
+    3 are the same for every other guess. Class 3 + c is for confidence c. Measured for SmolLM2 under eight schemas."""
 
     rule = (0.55, 0.8, 0.8, 0.93, 0.93, 0.96, 0.98)
 

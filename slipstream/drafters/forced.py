@@ -50,8 +50,8 @@ class FormState:
 class FormDrafter(Drafter):
     """Proposes the first tokens of the forced text.
 
-    If rows have a price (see `Budget`), a seed does not repeat its text anyway. Then the tokens are those in which the
-    target wrote this text before, also in other requests, and the draft ends where a token costs more than it gains.
+    If rows have a price (see `Budget`), a seed does not repeat its text anyway. Then the draft has the tokens in which
+    the target wrote this text before, also in other requests, and it ends where a token costs more than it gains.
     Otherwise, after a draft that was not fully accepted, it proposes at most half as many tokens: a model that splits a
     word, or writes white space, in an unusual way does so for a while.
 

@@ -79,8 +79,8 @@ class StepCosts:
     def shares(self, requests: int, prompt_rows: int, forced: int = 0) -> tuple[float, float]:
         """Split the seconds of a step with these prompt rows and the pending tokens of these requests into (seconds for
         prompts, seconds for tokens). If every step reads prompts, the prompts' part is the time of a step with prompts
-        alone. If few steps do, it is the time by which prompts make a step longer. If some rows are those of requests
-        with forced tokens, the tokens' part is the time of a plain step of all requests."""
+        alone. If few steps do, it is the time by which prompts make a step longer. If some requests have forced
+        tokens, the tokens' part is the time of a plain step of all requests."""
         if not prompt_rows:
             return 0.0, self.forward.at(requests)
         if forced:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from slipstream.core.structured import Forced
 from slipstream.grammar.spacing import Spacing
-from slipstream.grammar.symbols import Symbols
+from slipstream.grammar.symbols import SPECIAL, Symbols
 from slipstream.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -127,8 +127,8 @@ class SpelledForm:
     def read(self, forced: bytes) -> list[int]:
         """Turn the forced text that llguidance returns into symbols."""
         found, first, at = list[int](), self.symbols.first, 0
-        if not forced:
-            return found
+        if SPECIAL not in forced:  # the usual case
+            return [first + byte for byte in forced]
         for special in _SPECIAL.finditer(forced):
             found += [first + byte for byte in forced[at : special.start()]]
             found.append(int(special[1]))

@@ -215,8 +215,8 @@ class TextConstraint:
 
     def _settle(self, output: Seq[int]) -> None:
         """Make `output` the output that tails follow. Cached states that are still reachable are kept."""
-        old, new = self._output, list(output)
-        if new == old:
+        old = self._output
+        if output == old or (new := list(output)) == old:  # most calls return here without a copy
             return
         gained = tuple(new[len(old) :])
         goes_on = new[: len(old)] == old
