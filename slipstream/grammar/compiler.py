@@ -22,7 +22,7 @@ import numpy as np
 from slipstream.core.strict import JsonObject
 from slipstream.core.structured import Constraint, Structured
 from slipstream.errors import ParameterError
-from slipstream.grammar.forced_text import Place, SpelledForm, Spelling
+from slipstream.grammar.forced_text import ForcedPlace, ForcedSpelling, SpelledForm
 from slipstream.grammar.json_schemas import DEFINITIONS, add_pattern_of_names, close_objects, rebuild
 from slipstream.grammar.symbols import Symbols
 from slipstream.grammar.text_constraint import PLACE, FreeText, GivenTokens, TextConstraint, fault_of
@@ -76,7 +76,7 @@ class Grammars:
         self._vocab_size = vocab_size
         self._vocabulary = lru_cache(1)(lambda: Vocabulary.of(tokenizer, vocab_size))  # made at its first use
         self._symbols = lru_cache(2)(lambda keeps_ids: Symbols(self._vocabulary(), keeps_ids))
-        self.spellings = lru_cache(2)(lambda symbols: dict[Place, Spelling]())
+        self.spellings = lru_cache(2)(lambda symbols: dict[ForcedPlace, ForcedSpelling]())
         self._compiled = lru_cache(KEPT)(self._compile)
 
     def make_constraint(self, structured: Structured, stop_ids: frozenset[int]) -> Constraint:

@@ -9,7 +9,7 @@ output (see `Spacing`). The last token is left out if it depends on the bytes th
     forced                    "unit": "                    then c or f
     its tokens after `,`    ` "`  `unit`  `":`  ` "`      the last token is the same before c and before f
 
-A model often writes forced text in other tokens, or with other white space. So a `Spelling` remembers the tokens
+A model often writes forced text in other tokens, or with other white space. So a `ForcedSpelling` remembers the tokens
 in which the target wrote a forced text, and these are drafted the next time.
 
 The result is a draft, which the target verifies, so a wrong guess costs time but does not change the output.
@@ -61,12 +61,12 @@ _SPECIAL = re.compile(rb"\xff\[(\d+)\]")
 _WORD = re.compile(rb"[0-9A-Za-z\x80-\xff]*\Z")
 
 
-Place: TypeAlias = tuple[int | None, tuple[int, ...]]
+ForcedPlace: TypeAlias = tuple[int | None, tuple[int, ...]]
 """The last token of a text, and the symbols that are forced after it."""
 
 
 @dataclass(slots=True)
-class Spelling:
+class ForcedSpelling:
     """The tokens in which the target probably writes a forced text.
 
     solid       the forced symbols without white space.
@@ -94,7 +94,9 @@ class SpelledForm:
     spellings  of forced texts, shared by all forms with these symbols, because most schemas have names in common.
     """
 
-    def __init__(self, vocabulary: Vocabulary, symbols: Symbols, grammar: LLMatcher, spellings: dict[Place, Spelling]):
+    def __init__(
+        self, vocabulary: Vocabulary, symbols: Symbols, grammar: LLMatcher, spellings: dict[ForcedPlace, ForcedSpelling]
+    ):
         self.symbols, self.grammar, self.spellings = symbols, grammar, spellings
         self.tokens = lru_cache(REMEMBERED)(self._tokens)
         self._vocabulary = vocabulary
@@ -114,14 +116,14 @@ class SpelledForm:
         tokens that may follow. This is quicker than to ask the grammar, and is so within most strings and numbers."""
         return int(np.count_nonzero(allowed.take(self._vocabulary.single_bytes))) > 1
 
-    def spelling(self, place: Place, follow: bytes | None) -> Spelling:
+    def spelling(self, place: ForcedPlace, follow: bytes | None) -> ForcedSpelling:
         """Return the spelling of a forced text; before the target has written it, this is the tokenizer's. follow: see
         `_tokens`."""
         known = self.spellings.get(place)
         if known is None:
             if len(self.spellings) >= MOST_SPELLINGS:
                 self.spellings.pop(next(iter(self.spellings)), None)
-            known = self.spellings[place] = Spelling(self.symbols.solid(place[1]), self.tokens(*place, follow))
+            known = self.spellings[place] = ForcedSpelling(self.symbols.solid(place[1]), self.tokens(*place, follow))
         return known
 
     def read(self, forced: bytes) -> list[int]:
@@ -203,7 +205,9 @@ class ForcedText:
         self._spacing = Spacing()
         self._ahead: list[int] = []  # forced symbols
         self._follow: bytes | None = None  # see `SpelledForm._tokens`
-        self._asked: list[tuple[Spelling, int]] = []  # forced texts that are not complete yet, and where they begin
+        self._asked: list[
+            tuple[ForcedSpelling, int]
+        ] = []  # forced texts that are not complete yet, and where they begin
         self._is_lost = self._matcher.is_error()
 
     def tokens(self, text: list[int], allowed: NDArray[np.bool_] | None, as_before: bool) -> Forced:
@@ -234,7 +238,7 @@ class ForcedText:
         self._asked.append((spelling, len(text)))
         return Forced(spelling.tokens, spelling.confidence)
 
-    def _learn(self, spelling: Spelling, at: int, text: list[int]) -> bool:
+    def _learn(self, spelling: ForcedSpelling, at: int, text: list[int]) -> bool:
         """Learn the tokens of the forced text that begins at `text[at]`. White space may differ from the prediction,
         and a last token that reaches beyond the forced text is left out. Return False if the text is not complete."""
         known, solid, done, end = spelling.tokens, spelling.solid, 0, at

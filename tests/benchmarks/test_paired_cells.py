@@ -14,7 +14,7 @@ from slipstream import LLM, SamplingParams, Structured
 from slipstream.engine.draft_lengths import LengthsFromPrices
 from slipstream.engine.timed_step import Step
 from slipstream.grammar.compiler import check_structured
-from slipstream.grammar.forced_text import Spelling
+from slipstream.grammar.forced_text import ForcedSpelling
 from tests.core.letter_tokenizer import letter_tokenizer
 from tests.targets.toy import ToyTarget
 
@@ -93,7 +93,7 @@ def test_each_pass_begins_without_spellings_of_earlier_passes() -> None:
     llm = forced.WithForced(ToyTarget(5), draft_tokens=0, tokenizer=letter_tokenizer(5))
     params = SamplingParams(structured=Structured(regex="abcd(a|b)"))
     _, _, form = llm._grammars._compiled(params.structured)
-    form.spellings[None, (1,)] = Spelling((1,), (2,), 3)
+    form.spellings[None, (1,)] = ForcedSpelling((1,), (2,), 3)
     assert decode(llm, [([1], params)])[0][0].text.startswith("abcd")
     assert not form.spellings
 

@@ -176,7 +176,7 @@ def test_a_drafter_that_may_propose_or_reads_hidden_states_is_asked_before_every
 class NoneYet(DraftLengths):
     """Lengths that are always 0, though the drafter may be asked at any time."""
 
-    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[Budget]:
+    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, forced: int = 0) -> list[Budget]:
         return [Budget(0)] * len(ids)
 
     def learn(self, step: Step) -> None:

@@ -186,7 +186,7 @@ def target() -> ToyTarget:
 class Priced(DraftLengths):
     """Chosen lengths, in a world where rows have this cost."""
 
-    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[Budget]:
+    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, forced: int = 0) -> list[Budget]:
         return [Budget(min(limit, self.most), (0.45,)) for limit in limits]
 
 
