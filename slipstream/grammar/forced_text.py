@@ -205,9 +205,8 @@ class ForcedText:
         self._spacing = Spacing()
         self._ahead: list[int] = []  # forced symbols
         self._follow: bytes | None = None  # see `SpelledForm._tokens`
-        self._asked: list[
-            tuple[ForcedSpelling, int]
-        ] = []  # forced texts that are not complete yet, and where they begin
+        # Forced texts that are not complete yet, and where they begin.
+        self._asked: list[tuple[ForcedSpelling, int]] = []
         self._is_lost = self._matcher.is_error()
 
     def tokens(self, text: list[int], allowed: NDArray[np.bool_] | None, as_before: bool) -> Forced:
