@@ -15,7 +15,7 @@ Both policies alternate timed plain steps with drafts, and pause when `Trials` s
 
     ┌───────┐ one step  ┌───────┐ ────────── timed ───────────────────────────▶ ┌──────┐
     │ FIRST │ ────────▶ │ PLAIN │                                               │ BEST │
-    └───────┘           └───────┘ ◀─ one step of a trial, RENEW others, pause ─ └──────┘
+    └───────┘           └───────┘ ◀─── drafting steps of `PlainTurns`, pause ── └──────┘
 
 Nothing is measured beforehand. The probabilities S are learned from each request's own steps, starting from the rates
 of earlier requests (`Survival`). Costs are learned from ratios of neighbouring steps, so another process on the machine
@@ -38,7 +38,7 @@ from typing import TypeAlias
 import numpy as np
 
 from slipstream.core.drafter import Budget
-from slipstream.engine.draft_trials import MOST_SAVED, TRIAL_STEPS, Gains, State, Trials
+from slipstream.engine.draft_trials import MOST_SAVED, TRIAL_STEPS, Gains, Load, PlainTurns, State, Trials
 from slipstream.engine.step_costs import StepCosts
 from slipstream.engine.step_history import SHORTEST, Survival
 from slipstream.engine.timed_step import Step
@@ -52,9 +52,6 @@ from the policy of another kind of request, as `NEW_KIND` steps older."""
 MARGIN = 0.02
 """Smallest predicted gain with which drafting continues after a trial: 0.02 is 2 % faster than plain decoding, and
 about the cost of trials."""
-RENEW, NEAR = 96, 1.15
-"""Largest number of drafting steps before a plain step is timed again. The number begins with 1 and grows to this; to a
-quarter if the gain is below `NEAR`, where a wrong cost of a plain step would decide, and plain steps lose little."""
 UNSURE = 16
 """Number of drafting steps before a plain step is timed again, while the cost of a plain step is doubtful."""
 PATIENCE = 8
@@ -74,14 +71,13 @@ class LengthPolicy(ABC):
     keep: int
 
     def __init__(self, relative_cost: RelativeCost | None):
-        self.costs, (self.trials, self.gains) = StepCosts(relative_cost), self._begin()
-        self._loads: dict[int, tuple[Trials, Gains]] = {}  # class of numbers of requests (see `use_load`)
+        self.costs, (self.trials, self.gains, self.turns) = StepCosts(relative_cost), self._begin()
+        self._loads: dict[int, Load] = {}  # class of numbers of requests (see `use_load`)
         # The target updates this function, so all copies of the costs use the same one.
         self._shared = {id(relative_cost): relative_cost}
         self._all_costs: dict[int, StepCosts] = {}  # class of text lengths (see `SHORT_CONTEXT`) -> its costs
         # Ids of the requests, their lengths, and for how many steps these lengths were used.
         self._choice: tuple[tuple[int, ...], list[int], int] = ((), [], 0)
-        self._drafted, self._renew = 0, 1  # drafting steps since the last plain step; their limit
         self._is_compared = False  # whether a plain step was timed
         self._late = 0  # steps in a row in which a drafter caught up
         self._owed = 0.0  # cost of the drafter's other work since the last timed step
@@ -111,25 +107,27 @@ class LengthPolicy(ABC):
         self._choice = (), [], 0
 
     def use_load(self, requests: int) -> None:
-        """Switch to the trials and gains of steps with about as many requests: 1, 2 to 3, 4 to 7, and so on. Drafts
-        may pay for few requests and not for many, whose passes take longer with each row."""
+        """Switch to the record of steps with about as many requests: 1, 2 to 3, 4 to 7, and so on. Drafts may pay for
+        few requests and not for many, whose passes take longer with each row."""
         load = requests.bit_length()
-        self._loads = self._loads or {load: (self.trials, self.gains)}
+        self._loads = self._loads or {load: Load(self.trials, self.gains, self.turns)}
         if load not in self._loads:
             self._loads[load] = self._begin()
-        trials, gains = self._loads[load]
-        if trials is not self.trials:
-            gains.is_told |= self.gains.is_told
-            self.trials, self.gains, self._choice = trials, gains, ((), [], 0)
+        known = self._loads[load]
+        if known.trials is not self.trials:
+            known.gains.is_told |= self.gains.is_told
+            (self.trials, self.gains, self.turns), self._choice = known, ((), [], 0)
 
     def note_join(self) -> None:
         """End pauses, where a trial is paid for."""
-        for trials, _ in self._loads.values() or [(self.trials, self.gains)]:
-            trials.begin_for_request()
+        for load in self._loads.values():
+            load.trials.begin_for_request()
+        if not self._loads:
+            self.trials.begin_for_request()
 
     @abstractmethod
-    def _begin(self) -> tuple[Trials, Gains]:
-        """Return the trials and gains of a load that is new."""
+    def _begin(self) -> Load:
+        """Return the record of a load that is new."""
 
     def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, forced: int = 0) -> list[Budget]:
         """Choose a budget for the draft of each request, at most as deep as its limit. For `prompt_rows` and `forced`
@@ -138,7 +136,7 @@ class LengthPolicy(ABC):
         return [replace(self.costs.price, depth=length) for length in lengths]
 
     def _lengths(self, ids: Seq[int], limits: Seq[int], prompt_rows: int, forced: int) -> list[int]:
-        if self.trials.is_resting or not any(limits) or self._drafted >= self._renew:
+        if self.trials.is_resting or not any(limits) or self.turns.is_due:
             return [0] * len(ids)
         if self.gains.steps < TRIAL_STEPS or not self._is_compared:
             return [min(FIRST, limit) for limit in limits]
@@ -169,7 +167,7 @@ class LengthPolicy(ABC):
 
     def learn(self, step: Step) -> None:
         """Learn from a step: from its times, and from its numbers of accepted draft tokens."""
-        if self.trials.is_resting and self.trials.rest > LEARN_LAST:
+        if self.trials.is_resting and self.trials.wait > LEARN_LAST:
             self.costs.forward.wait(step.repeats)
         else:
             self.costs.add(step, not self.trials.is_resting)
@@ -185,9 +183,8 @@ class LengthPolicy(ABC):
             self.trials.count_plain(step.repeats)
             if not self.trials.is_resting:
                 self._end_rest()
-        self._is_compared, self._drafted = True, 0
-        most = RENEW // 4 if self.gains.steps >= RENEW and self.gains.rate < NEAR else RENEW
-        self._renew = 1 if self.trials.left else min(4 * self._renew, most)
+        self._is_compared = True
+        self.turns.count_plain(step.repeats, self.gains, is_trial=self.trials.left > 0)
 
     def _end_rest(self) -> None:
         """Prepare for the end of a pause, in which the text may have changed."""
@@ -195,9 +192,9 @@ class LengthPolicy(ABC):
 
     def _learn_draft(self, step: Step, draft: float) -> None:
         """Learn from a step that drafted. draft: its cost of drafting."""
-        self._drafted += 1
-        if self._drafted == UNSURE and not self.costs.forward.is_timed(len(step.ids)):
-            self._drafted = RENEW
+        self.turns.drafted += 1
+        if self.turns.drafted == UNSURE and not self.costs.forward.is_timed(len(step.ids)):
+            self.turns.end()
         count, accepted = len(step.ids) + step.forced, sum(step.accepted)
         added, plain = self.costs.of_rows(step), self.costs.forward.of(count)
         self._late = self._late + 1 if step.catching_up else 0
@@ -231,8 +228,8 @@ class LengthsFromRates(LengthPolicy):
         super().__init__(relative_cost)
         self.survival = Survival(most, prior)
 
-    def _begin(self) -> tuple[Trials, Gains]:
-        return Trials(first_pause=32), Gains(cold=0)
+    def _begin(self) -> Load:
+        return Load(Trials(first_pause=32), Gains(cold=0), PlainTurns())
 
     def _best(self, ids: Seq[int], limits: Seq[int], prompt_rows: int, forced: int) -> tuple[list[int], float]:
         """Return the lengths with the most expected tokens per second, with at least one draft token."""
@@ -285,8 +282,8 @@ class LengthsFromPrices(LengthPolicy):
     def __init__(self, relative_cost: RelativeCost | None = None) -> None:
         super().__init__(relative_cost)
 
-    def _begin(self) -> tuple[Trials, Gains]:
-        return Trials(0, look=0.5, most_debt=MOST_SAVED), Gains(cold=4)
+    def _begin(self) -> Load:
+        return Load(Trials(0, look=0.5, most_debt=MOST_SAVED), Gains(cold=4), PlainTurns())
 
     def _best(self, ids: Seq[int], limits: Seq[int], prompt_rows: int, forced: int) -> tuple[list[int], float]:
         return list(limits), self.gains.rate
@@ -327,10 +324,10 @@ class DraftLengths:
         return LengthsFromRates(self.most, self.prior, self._relative_cost)
 
     def use(self, kind: int, context: int, requests: int) -> None:
-        """Use the policy for requests of this kind, its costs for texts of `context` tokens, and its trials for as many
-        requests. Kinds differ in the
-        time of plain decoding, and in how many draft tokens are accepted: 0 takes the largest logit, 1 samples with a
-        temperature, 2 does more than that. A step of several kinds is of the last one."""
+        """Use the policy for requests of this kind, its costs for texts of `context` tokens, and its record of as many
+        requests. Kinds differ in the time of plain decoding, and in how many draft tokens are accepted: 0 takes the
+        largest logit, 1 samples with a temperature, 2 does more than that. A step of several kinds is of the last
+        one."""
         self._policies = self._policies or {kind: self.policy}
         if kind not in self._policies:
             self._policies[kind] = self._new_policy()

@@ -1,5 +1,5 @@
-"""`Trials` decides when drafting is tried, continues and pauses; `Gains` averages the gains of drafts. Both policies of
-`draft_lengths` use them.
+"""`Trials` decides when drafting is tried, continues and pauses; `Gains` averages the gains of drafts; `PlainTurns`
+decides when a plain step is timed between drafts. Both policies of `draft_lengths` use them.
 
               TRIAL_STEPS steps drafted, and they pay
     ┌───────┐ ───────────────────────────────────────▶ ┌──────────┐
@@ -20,6 +20,7 @@ subtracts its loss. Each plain step of a pause adds `TRIAL_SHARE`. A trial is pa
 import logging
 import math
 from enum import Enum
+from typing import NamedTuple
 
 from slipstream.engine.step_history import SHORTEST, Mean
 
@@ -34,6 +35,10 @@ SAVED_FIRST, MOST_SAVED = 16.0, 16.0
 """The first balance, and its upper bound, in plain steps."""
 LONGEST_REST = 4096
 """Length of the longest pause, in tokens per request."""
+LEAST, MOST, LOST = 8, 96, 0.01
+"""Smallest and largest number of drafting steps before a plain step is timed again, except in trials; and the share of
+the time that timed plain steps may lose. If drafts gain little, plain steps lose little, and are timed often, because a
+small error of their cost then decides whether drafts pay."""
 
 
 class State(Enum):
@@ -61,6 +66,11 @@ class Trials:
     @property
     def is_resting(self) -> bool:
         return self.state is State.RESTING
+
+    @property
+    def wait(self) -> float:
+        """The number of plain steps before drafting is tried again, if no request joins."""
+        return max(self.rest, (self.look - self.saved) / TRIAL_SHARE)
 
     def begin(self) -> None:
         """Begin a trial."""
@@ -117,6 +127,11 @@ class Gains:
         drafting step."""
         return self._tokens.value / max(SHORTEST, self._took.value)
 
+    @property
+    def lost_by_plain_step(self) -> float:
+        """Time that a plain step loses to drafts, divided by the time of a drafting step; below 0 if it gains time."""
+        return (1 - 1 / max(SHORTEST, self.rate)) / max(SHORTEST, self._took.value)
+
     def add(self, requests: int, accepted: int, took: float) -> float | None:
         """Add a drafting step. took: its time, in plain steps. Return its gain, in plain steps; None for the first
         `cold` steps."""
@@ -140,3 +155,34 @@ class Gains:
             gain,
             self._emitted / self._turns,
         )
+
+
+class PlainTurns:
+    """Decides when a plain step is timed again: after 1 drafting step in a trial, then after more and more.
+
+    drafted  number of drafting steps since the last plain step.
+    """
+
+    def __init__(self) -> None:
+        self.drafted, self._most = 0, 1
+
+    @property
+    def is_due(self) -> bool:
+        return self.drafted >= self._most
+
+    def end(self) -> None:
+        """Let the next step be plain."""
+        self.drafted = self._most
+
+    def count_plain(self, steps: int, gains: Gains, is_trial: bool) -> None:
+        """Count a call of this many plain steps. The next plain steps will be in a call of as many."""
+        enough = math.ceil(steps * gains.lost_by_plain_step / LOST) if gains.steps >= MOST else MOST
+        self.drafted, self._most = 0, 1 if is_trial else min(4 * self._most, max(LEAST, enough), MOST)
+
+
+class Load(NamedTuple):
+    """What is known of steps with about as many requests."""
+
+    trials: Trials
+    gains: Gains
+    turns: PlainTurns

@@ -12,7 +12,7 @@ import pytest
 
 from slipstream.drafters.acceptance_stats import ConfidenceStats
 from slipstream.drafters.lookups import ROW_COST
-from slipstream.engine.draft_lengths import DraftLengths, LengthPolicy, LengthsFromPrices, LengthsFromRates
+from slipstream.engine.draft_lengths import LEARN_LAST, DraftLengths, LengthPolicy, LengthsFromPrices, LengthsFromRates
 from slipstream.engine.draft_trials import SAVED_FIRST, TRIAL_SHARE, TRIAL_STEPS
 from slipstream.engine.step_costs import DRAW_COST
 from slipstream.engine.step_history import LevelCosts, Mean, StepTimes, Survival
@@ -297,6 +297,44 @@ def test_what_drafts_lose_with_many_requests_does_not_count_for_one_request_nor_
                 kept[count] += [share] if turn >= 5 else []
     assert np.mean(kept[1]) >= 0.96
     assert np.mean(kept[8]) >= 0.97
+
+
+@pytest.mark.parametrize("prices_rows", [False, True])
+@pytest.mark.parametrize(("accepted", "most"), [(2, 97), (1, 12)])
+def test_plain_steps_are_timed_at_each_load_and_more_often_where_drafts_gain_little(
+    prices_rows: bool, accepted: int, most: int
+) -> None:
+    """40 steps of four requests take turns with 60 steps of one. Drafts of two tokens gain 2.5 or 1.02 times."""
+    lengths, drafted = DraftLengths(4), {1: [0], 4: [0]}
+    lengths.serve(prices_rows)
+    for turn in range(40):
+        for count, steps in ((4, 40), (1, 60)):
+            lengths.use(0, context=100, requests=count)
+            for _ in range(steps):
+                drafts = any(chosen(lengths.policy, range(count), [2] * count))
+                each = [2 * drafts] * count
+                right, took = [accepted * drafts] * count, (0.76 if accepted == 1 else 0.0) if drafts else 0.0
+                lengths.learn(Step(range(count), each, each, right, took, 1.2 if drafts else 1.0, drawn=2))
+                drafted[count] += [] if drafts else [0]
+                drafted[count][-1] += drafts
+            if turn < 10:
+                drafted[count] = [0]
+    assert not lengths.resting
+    assert max(drafted[1] + drafted[4]) <= most
+    assert min(len(drafted[count]) for count in (1, 4)) >= 1200 // (most + 1)
+
+
+def test_costs_are_learned_only_at_the_end_of_a_pause_that_waits_for_the_balance() -> None:
+    policy = LengthsFromPrices()
+    policy.trials.saved = -1.0
+    policy.trials.decide(pays=False)
+    learned = []
+    while policy.trials.is_resting:
+        policy.learn(Step([0], [0], [0], [0], rest=1.0))
+        learned.append(policy.costs.forward.steps)
+    assert len(learned) == pytest.approx(1.5 / TRIAL_SHARE, abs=2)
+    assert learned[-LEARN_LAST - 2] == 0
+    assert learned[-1] >= LEARN_LAST - 1
 
 
 @pytest.mark.parametrize("prices_rows", [False, True])
