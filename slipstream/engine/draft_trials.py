@@ -181,7 +181,7 @@ class PlainTurns:
 
 
 class Load(NamedTuple):
-    """What is known of steps with about as many requests."""
+    """Records steps with about as many requests."""
 
     trials: Trials
     gains: Gains

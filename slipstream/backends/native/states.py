@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from slipstream.backends.native.kernels.records import SNAPSHOT, STATE
+from slipstream.backends.native.threads import allocate_aligned
 from slipstream.checkpoints.recurrence import SNAPSHOTS, Recurrence
 from slipstream.errors import TargetError
 from slipstream.kv.blocks import BLOCK
@@ -188,7 +189,8 @@ class NativeStates:
     def _begin(self, seq_id: int) -> Held:
         self._held.pop(seq_id, None)
         self._make_room(self.bytes_each, f"sequence {seq_id}")
-        cells, ring = np.zeros(self.cells, np.float32), np.zeros(self.ring * sum(self.kept), np.float32)
+        cells = allocate_aligned(4 * self.cells).view(np.float32)
+        ring = np.zeros(self.ring * sum(self.kept), np.float32)
         self._held[seq_id] = Held(cells, ring, np.zeros(1, np.int64))
         return self._held[seq_id]
 

@@ -37,7 +37,7 @@ class Layer:
     heads: int = 4
     groups: int = 2
     key: int = 16
-    value: int = 32
+    value: int = 83  # columns of a tile of 64, of one panel, and three more
     taps: int = 4
     arrays: list[np.ndarray] = field(default_factory=list)
 

@@ -24,8 +24,10 @@ from numba import carray
 from slipstream.backends.native.kernels.arithmetic import rms_norm, silu
 from slipstream.backends.native.kernels.attention import rows_at
 from slipstream.backends.native.kernels.compiled import EXACT, kernel
-from slipstream.backends.native.kernels.memory import address_of, floats, integers, pointer
+from slipstream.backends.native.kernels.memory import address_of, call, floats, integers, pointer
+from slipstream.backends.native.kernels.processor import PANEL
 from slipstream.backends.native.kernels.records import CONVOLUTION, DELTA, RECURRENT, SNAPSHOT, STATE
+from slipstream.backends.native.kernels.state_tiles import change_and_recall_tile, change_tile, recall_tile
 from slipstream.backends.native.kernels.tiles import sum_of_squares
 
 SAME_LENGTH = np.float32(1e-6)
@@ -46,8 +48,8 @@ def snapshot_of(state, number):
 
 @kernel()
 def scratch_of(part):
-    """Scratch bytes of a unit: a copy of the state, the inputs of a token, and two vectors of V."""
-    return 4 * (part.key * part.value + 2 * part.key + 3 * part.value)
+    """Scratch bytes of a unit: a copy of the state, three vectors of K, four of V, and the decay."""
+    return 4 * (part.key * part.value + 3 * part.key + 4 * part.value + PANEL)
 
 
 @kernel()
@@ -115,66 +117,84 @@ def _decay_and_step(part, inputs, head):
     return np.float32(math.exp(rate * step)), np.float32(step)
 
 
-@kernel(fastmath=EXACT)
-def _apply(part, cells, q, k, v, decay, step, change, out):
-    """Apply a token to a state, cells [K * V], and set out [V] = q' S; change [V]: scratch."""
-    keys, values = k.shape[0], v.shape[0]
-    for j in range(values):
-        out[j] = 0
+@kernel()
+def _vector(address, number, count):
+    """Vector `number` of several vectors [count] at an address."""
+    return floats(address + 4 * number * count, count)
+
+
+@kernel()
+def _go_through(tile, cells, decay, k, q, change, out, following, recalled):
+    """Call a function of `state_tiles`."""
+    call(
+        tile,
+        (
+            address_of(cells), address_of(decay), address_of(k), address_of(q), address_of(change), address_of(out),
+            address_of(following), address_of(recalled), k.shape[0], change.shape[0],
+        ),
+    )  # fmt: skip
+
+
+@kernel()
+def _activate_key(job, part, state, token, first, scale, out):
+    """`_activate`; in Gated DeltaNet the result then gets the length `scale`."""
+    _activate(job, part, state, token, first, out)
     if part.kind == DELTA:
-        for j in range(values):
-            change[j] = 0
-        for i in range(keys):
-            row, weight = cells[i * values : (i + 1) * values], k[i]
-            for j in range(values):
-                row[j] *= decay
-                change[j] += weight * row[j]
-        for j in range(values):
-            change[j] = step * (v[j] - change[j])
-        decay = np.float32(1)
-    else:
-        for j in range(values):
-            change[j] = step * v[j]
-    for i in range(keys):
-        row, weight, asked = cells[i * values : (i + 1) * values], k[i], q[i]
-        for j in range(values):
-            row[j] = decay * row[j] + weight * change[j]
-            out[j] += asked * row[j]
+        _to_length(out, scale)
+
+
+@kernel(fastmath=EXACT)
+def _set_change(v, decay, step, recalled, change):
+    for j in range(v.shape[0]):
+        change[j] = step * (v[j] - decay * recalled[j])
 
 
 @kernel()
 def recur(job, unit, thread):
     """Unit of work: one head of one sequence. Afterwards the state contains `state.commit` tokens of earlier passes and
-    `state.settled` tokens of this pass, and each snapshot has the state after its `at` tokens."""
+    `state.settled` tokens of this pass, and each snapshot has the state after its `at` tokens.
+
+    In Gated DeltaNet, a token's change depends on recalled = k' S. The loop that applies the change of a token also
+    computes this for the next token, so S is read and written once per token. In Mamba-2, recalled is 0."""
     part = _part(job)
     sequence, head = unit // part.heads, unit % part.heads
     state, size = states_at(job.states, sequence + 1)[sequence], part.key * part.value
     scratch = job.scratch + thread * job.scratch_bytes
-    copy, q = floats(scratch, size), floats(scratch + 4 * size, part.key)
-    k, v = floats(scratch + 4 * (size + part.key), part.key), floats(scratch + 4 * (size + 2 * part.key), part.value)
-    change = floats(scratch + 4 * (size + 2 * part.key + part.value), part.value)
-    unused = floats(scratch + 4 * (size + 2 * part.key + 2 * part.value), part.value)
+    copy, keys = floats(scratch, size), scratch + 4 * size
+    q, k, following = _vector(keys, 0, part.key), _vector(keys, 1, part.key), _vector(keys, 2, part.key)
+    values = keys + 12 * part.key
+    v, change, recalled = _vector(values, 0, part.value), _vector(values, 1, part.value), _vector(values, 2, part.value)
+    unused, decay = _vector(values, 3, part.value), floats(values + 16 * part.value, 1)
     place = 4 * (part.cells_before + head * size)
     cells = floats(state.cells + place, size)
     group = head % part.groups if part.tiled else head * part.groups // part.heads
-    certain, end = state.commit + state.settled, state.past + state.count
-    for token in range(integers(state.committed, 1)[0], end):
+    first_key = (part.groups + group) * part.key
+    first, certain, end = integers(state.committed, 1)[0], state.commit + state.settled, state.past + state.count
+    for j in range(part.value):
+        recalled[j] = 0
+    for token in range(first, end):
+        if token == first:
+            _activate_key(job, part, state, token, first_key, np.float32(1), k)
+            if part.kind == DELTA:
+                _go_through(recall_tile(), cells, decay, k, q, change, unused, k, recalled)
         if token == certain:
             for i in range(size):
                 copy[i] = cells[i]
             cells = copy
-        inputs = _inputs(job, part, state, token)
-        _activate(job, part, state, token, group * part.key, q)
-        _activate(job, part, state, token, (part.groups + group) * part.key, k)
+        _activate_key(job, part, state, token, group * part.key, np.float32(1) / np.sqrt(np.float32(part.key)), q)
         _activate(job, part, state, token, 2 * part.groups * part.key + head * part.value, v)
-        if part.kind == DELTA:
-            _to_length(q, np.float32(1) / np.sqrt(np.float32(part.key)))
-            _to_length(k, np.float32(1))
-        decay, step = _decay_and_step(part, inputs, head)
+        decay[0], step = _decay_and_step(part, _inputs(job, part, state, token), head)
+        _set_change(v, decay[0], step, recalled, change)
         out, row = unused, state.first + token - state.past
         if token >= state.past:
             out = floats(job.out + 4 * (job.out_stride * row + head * part.value), part.value)
-        _apply(part, cells, q, k, v, decay, step, change, out)
+        tile = change_tile()
+        if token + 1 < end:
+            _activate_key(job, part, state, token + 1, first_key, np.float32(1), following)
+            if part.kind == DELTA:
+                tile = change_and_recall_tile()
+        _go_through(tile, cells, decay, k, q, change, out, following, recalled)
+        k, following = following, k
         if part.skip:
             weight = floats(part.skip, part.heads)[head]
             for j in range(part.value):
