@@ -122,8 +122,6 @@ class LengthPolicy(ABC):
         """End pauses, where a trial is paid for."""
         for load in self._loads.values():
             load.trials.begin_for_request()
-        if not self._loads:
-            self.trials.begin_for_request()
 
     @abstractmethod
     def _begin(self) -> Load:

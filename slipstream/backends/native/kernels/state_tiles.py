@@ -24,37 +24,39 @@ def state_tile(b: Builder, changes: bool, recalls: bool) -> None:
     Arguments: the addresses of S, g, k, q, change, out, following and recalled, and the numbers K and V."""
     cells, decay, k, q, change, out, following, recalled = map(b.bytes_at, b.function.args[:8])
     keys, values = b.function.args[8:]
+    parts = [part for part, is_wanted in ((out, changes), (recalled, recalls)) if is_wanted]
 
     def columns(lanes: int, count: int, first: ir.Value) -> None:
         """Generate the tile of `count` vectors of `lanes` columns, from column `first` on."""
         kind = ir.VectorType(FLOAT, lanes)
         at = [b.mul(b.add(first, WORD(lanes * p)), WORD(4)) for p in range(count)]
-        load = lambda place, p: b.load_vector(b.gep(place, [at[p]]), FLOAT, lanes, 4)  # noqa: E731
-        number = lambda place, byte: b.spread(b.load(b.place_at(place, byte, FLOAT), align=4), lanes)  # noqa: E731
-        sums = {part: [cgutils.alloca_once(b, kind) for _ in at] for part in (out, recalled)}
-        for place in (*sums[out], *sums[recalled]):
-            b.store(ir.Constant(kind, [0.0] * lanes), place)
+        place = lambda pointer, p: b.place_at(pointer, at[p], kind)  # noqa: E731
+        number = lambda pointer, byte: b.spread(b.load(b.place_at(pointer, byte, FLOAT), align=4), lanes)  # noqa: E731
+        sums = {part: [cgutils.alloca_once(b, kind) for _ in at] for part in parts}
+        for each in sums.values():
+            for total in each:
+                b.store(ir.Constant(kind, [0.0] * lanes), total)
         factor = number(decay, WORD(0))
-        changed = [load(change, p) for p in range(count)]
+        changed = [b.load(place(change, p), align=4) for p in range(count)]
 
         def add(part: ir.Value, p: int, weight: ir.Value, cell: ir.Value) -> None:
             b.store(b.multiply_add(weight, cell, b.load(sums[part][p])), sums[part][p])
 
         with cgutils.for_range_slice(b, WORD(0), keys, WORD(1), inc=True) as (i, _):
             row, byte = b.gep(cells, [b.mul(b.mul(i, values), WORD(4))]), b.mul(i, WORD(4))
-            weight, asked, sought = (number(place, byte) for place in (k, q, following))
+            weight, asked, sought = (number(pointer, byte) for pointer in (k, q, following))
             for p in range(count):
-                cell = load(row, p)
+                cell = b.load(place(row, p), align=4)
                 if changes:
                     # The first product is rounded, so that there is only one way to write this with fused operations.
                     cell = b.multiply_add(weight, changed[p], b.fmul(factor, cell))
-                    b.store(cell, b.bitcast(b.gep(row, [at[p]]), kind.as_pointer()), align=4)
+                    b.store(cell, place(row, p), align=4)
                     add(out, p, asked, cell)
                 if recalls:
                     add(recalled, p, sought, cell)
-        for part in ([out] if changes else []) + ([recalled] if recalls else []):
+        for part in parts:
             for p in range(count):
-                b.store(b.load(sums[part][p]), b.bitcast(b.gep(part, [at[p]]), kind.as_pointer()), align=4)
+                b.store(b.load(sums[part][p]), place(part, p), align=4)
 
     start: ir.Value = WORD(0)
     for lanes, count in ((PANEL, BLOCK), (PANEL, 1), (1, 1)):
